@@ -1,0 +1,189 @@
+"""Every error slurmmesh raises, in one tree.
+
+An error carries data, not only text, so that a program can act on it; its text says
+what happened, to whom, and what to do. ``exit_code`` is what a front door (``submit``,
+``lab``, the controller) ends with when the error reaches it; the table of codes is in
+``docs/exit-codes.md``.
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_PROGRAM_FAILED = 1
+EXIT_USAGE = 2
+EXIT_SUBMIT_FAILED = 3
+EXIT_JOB_FAILED = 4
+EXIT_RESTARTS_SPENT = 5
+EXIT_SETUP_FAILED = 6
+EXIT_INTERRUPTED = 130
+
+
+class SlurmmeshError(Exception):
+    """Base of all errors of slurmmesh."""
+
+    exit_code = EXIT_PROGRAM_FAILED
+
+
+class UsageError(SlurmmeshError, ValueError):
+    """Bad input, found before anything was started. Correct it and call again."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UsageError):
+    """A setting has a wrong name, type or value. The text names where it was set."""
+
+
+class MissingDependencyError(SlurmmeshError, ImportError):
+    """An optional package or system program is not installed. The text has the install line."""
+
+    exit_code = EXIT_SETUP_FAILED
+
+
+class SubmitError(SlurmmeshError):
+    """A job could not be handed to Slurm: it refused, did not answer, or is not there."""
+
+    exit_code = EXIT_SUBMIT_FAILED
+
+
+class JobError(SlurmmeshError):
+    """A submitted job ended without success (failed, cancelled, timed out, lost its node)."""
+
+    exit_code = EXIT_JOB_FAILED
+
+
+class SetupError(SlurmmeshError):
+    """The job started but its hosts could not be brought up."""
+
+    exit_code = EXIT_SETUP_FAILED
+
+
+class LabError(SetupError):
+    """The lab's Slurm could not be started or did not become ready; carries the daemons' words."""
+
+
+class WireError(SlurmmeshError):
+    """Base of errors between processes."""
+
+
+class FrameError(WireError):
+    """Bytes that are no valid frame, or a frame over the limits. The link is closed."""
+
+
+class LinkClosed(WireError):
+    """The other side of a link is gone, or the link was closed here."""
+
+
+class IdentityError(WireError):
+    """A peer did not prove that it belongs to this job. Nothing it sent was read."""
+
+
+class ActorError(SlurmmeshError):
+    """An endpoint raised. ``exception`` is the original where it could be rebuilt.
+
+    Attributes:
+        exception: the remote exception, or None if it could not be rebuilt here.
+        exception_formatted: the remote traceback as text.
+        actor, rank, host: who raised.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exception: BaseException | None = None,
+        exception_formatted: str = "",
+        actor: str = "",
+        rank: int = -1,
+        host: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exception = exception
+        self.exception_formatted = exception_formatted
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+
+
+class SupervisionError(SlurmmeshError, RuntimeError):
+    """A process, host or actor that was needed is gone."""
+
+
+@dataclass(frozen=True)
+class ExitCause:
+    """How a process ended, with the evidence: what every report of a death carries."""
+
+    mesh: str
+    rank: int
+    host: str
+    pid: int
+    exit_code: int | None = None
+    signal: int | None = None
+    stderr_tail: tuple[str, ...] = ()
+    detail: str = ""
+
+    @property
+    def signal_name(self) -> str:
+        """``SIGKILL`` and the like; empty if no signal ended it."""
+        if self.signal is None:
+            return ""
+        try:
+            return _signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+
+    def describe(self) -> str:
+        """One line: who, where, how."""
+        if self.signal is not None:
+            how = f"killed by {self.signal_name}"
+        elif self.exit_code is not None:
+            how = f"exited with code {self.exit_code}"
+        else:
+            how = "lost"
+        text = f"rank {self.rank} of {self.mesh!r} on {self.host} (pid {self.pid}) {how}"
+        return f"{text}: {self.detail}" if self.detail else text
+
+
+class ProcDied(SupervisionError):
+    """A process that owed an answer died. ``cause`` names rank, host, signal and last stderr lines.
+
+    If its mesh is supervised it is being restarted: calls made afterwards go to the new process.
+    """
+
+    def __init__(self, cause: ExitCause) -> None:
+        lines = "".join(f"\n  | {line}" for line in cause.stderr_tail)
+        super().__init__(cause.describe() + (f"; its last stderr lines:{lines}" if lines else ""))
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[ProcDied], tuple[ExitCause]]:
+        return type(self), (self.cause,)
+
+
+class HostLost(SupervisionError):
+    """The link to a host broke or went silent; its processes count as dead."""
+
+    def __init__(self, host: str, detail: str) -> None:
+        super().__init__(f"host {host} is lost: {detail}")
+        self.host = host
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[HostLost], tuple[str, str]]:
+        return type(self), (self.host, self.detail)
+
+
+class RestartBudgetSpent(SupervisionError):
+    """A mesh failed more often than its restart intensity allows. The last cause is told."""
+
+    exit_code = EXIT_RESTARTS_SPENT
+
+
+class MeshStopped(SupervisionError):
+    """A mesh was used after ``stop()``."""
+
+
+class CallTimeout(SlurmmeshError, TimeoutError):
+    """No answer within the time given. The call may still be running; the future stays usable."""

@@ -1,0 +1,5 @@
+"""The event log and what reads it."""
+
+from slurmmesh.telemetry.events import Event, EventLog, emit, read_events, set_sink
+
+__all__ = ["Event", "EventLog", "emit", "read_events", "set_sink"]
