@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, SupportsIndex
 
 from slurmmesh.errors import UsageError
@@ -79,7 +79,7 @@ class Region:
         extent = Extent([pick.label for pick in kept], [pick.size for pick in kept])
         if self.table is None and all(not isinstance(pick.indices, tuple) for pick in kept):
             offset = self.offset
-            strides = []
+            strides: list[int] = []
             for pick, stride in zip(chosen, self.strides, strict=True):
                 offset += pick.first * stride
                 if isinstance(pick.indices, range):
@@ -104,7 +104,7 @@ class Region:
         extent = Extent(labels, sizes)
         if self.table is not None:
             return _from_table(extent, self.table)
-        strides = []
+        strides: list[int] = []
         for group, stride in zip(groups, self.strides, strict=True):
             inner = stride
             steps = []
@@ -255,6 +255,4 @@ def _is_nested(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the places in order are evenly spaced, so that one stride tells them all."""
     dims = [(n, s) for n, s in zip(sizes, strides, strict=True) if n > 1]
-    return all(
-        outer == size * inner for (_, outer), (size, inner) in zip(dims, dims[1:], strict=False)
-    )
+    return all(outer == size * inner for (_, outer), (size, inner) in pairwise(dims))
