@@ -1,0 +1,380 @@
+"""Every test leaves the machine as it found it, and this file holds each test to that.
+
+After a test there must be no process it started (orphans included), no open descriptor, no
+listening socket, no thread and no file in the temp folder that was not there before. What is
+still closing gets a few seconds; what then remains fails the test by name, and is ended and
+removed so that later tests start clean.
+
+A fixture wider than one test (a lab shared by a module) says ``outlives_tests(folder)``: what
+works in that folder is checked when the module and the session end, not after each test.
+
+The pytest process runs as the child of a small keeper, which is the subreaper: orphans of the
+tests get it as their parent, as they would get init, so they are found and reaped at once, and
+whatever is left when pytest ends, however it ends, is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+# Pools that a library starts once in a process and keeps; they end with the process.
+POOL_THREADS = ("OtelPeriodicExporting", "OtelBatch", "pymp-", "ThreadPoolExecutor-torch")
+# Caches that libraries make in the temp folder once for all later runs.
+CACHE_FILES = ("pytest-of-", "torchinductor_", "matplotlib-")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+# ------------------------------------------------------------------ the keeper
+
+
+def _descendants(root: int) -> dict[tuple[int, str], str]:
+    """Processes below ``root``, as (pid, start time) -> state."""
+    children: dict[int, list[tuple[int, str, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            text = Path("/proc", entry, "stat").read_text()
+            fields = text[text.rindex(")") + 2 :].split()
+            children.setdefault(int(fields[1]), []).append((int(entry), fields[19], fields[0]))
+    found: dict[tuple[int, str], str] = {}
+    parents = [root]
+    while parents:
+        for pid, started, state in children.get(parents.pop(), ()):
+            found[pid, started] = state
+            parents.append(pid)
+    return found
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _become_child_of_a_keeper(temp: Path) -> None:
+    """Fork: the child goes on as pytest; the parent reaps, sweeps, and ends as pytest ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    pytest_pid = os.fork()
+    if pytest_pid == 0:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches pytest itself
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda signum, _frame: os.kill(pytest_pid, signum))
+    pid = status = 0
+    while pid != pytest_pid:
+        pid, status = os.wait()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for left, _started in _descendants(os.getpid()):
+                _kill(left)
+            os.wait()
+    shutil.rmtree(temp, ignore_errors=True)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+# ------------------------------------------------------------------ what is there
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What exists now that a test could leave behind. The values describe it to a person."""
+
+    processes: dict[tuple[int, str], str]
+    descriptors: dict[tuple[str, str], str]
+    threads: dict[threading.Thread, str]
+    files: dict[Path, str]
+
+    @classmethod
+    def take(cls, temp: Path) -> Snapshot:
+        me = os.getpid()
+        tree = _descendants(os.getppid())
+        return cls(
+            processes={key: state for key, state in tree.items() if key[0] != me},
+            descriptors={key: key[1] for key in _open_descriptors(me)},
+            threads={t: t.name for t in threading.enumerate()},
+            files={path: path.name for path in temp.iterdir()},
+        )
+
+    def since(self, before: Snapshot) -> Snapshot:
+        """Only what is here and was not there before."""
+        return Snapshot(
+            {k: v for k, v in self.processes.items() if k not in before.processes},
+            {k: v for k, v in self.descriptors.items() if k not in before.descriptors},
+            {
+                k: v
+                for k, v in self.threads.items()
+                if k not in before.threads and not v.startswith(POOL_THREADS)
+            },
+            {
+                k: v
+                for k, v in self.files.items()
+                if k not in before.files and not v.startswith(CACHE_FILES)
+            },
+        )
+
+    def without(self, folders: list[Path]) -> Snapshot:
+        """Leave out what works in one of these folders."""
+        if not folders:
+            return self
+        return Snapshot(
+            {k: v for k, v in self.processes.items() if not _works_in(k[0], folders)},
+            {k: v for k, v in self.descriptors.items() if not _inside(k[1], folders)},
+            self.threads,
+            {k: v for k, v in self.files.items() if not _inside(str(k), folders)},
+        )
+
+    def plus(self, other: Snapshot) -> Snapshot:
+        return Snapshot(
+            {**self.processes, **other.processes},
+            {**self.descriptors, **other.descriptors},
+            {**self.threads, **other.threads},
+            {**self.files, **other.files},
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.processes or self.descriptors or self.threads or self.files)
+
+    def describe(self) -> str:
+        sockets = _socket_addresses()
+        lines = [f"process {_describe_process(*item, sockets)}" for item in self.processes.items()]
+        lines += [f"descriptor {fd} -> {sockets.get(t, t)}" for fd, t in self.descriptors]
+        lines += [f"thread {thread!r}" for thread in self.threads]
+        lines += [f"{_file_type(path)} {path}" for path in self.files]
+        return "\n".join(f"  {line}" for line in lines)
+
+    def remove(self) -> None:
+        """End and delete it. Descriptors and threads cannot be taken away safely: they stay."""
+        for pid, _started in self.processes:
+            _kill(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        for path in self.files:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _open_descriptors(pid: int) -> Iterator[tuple[str, str]]:
+    """(number, target) of each, but for the ones that read /proc just now."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"{folder}/{fd}").removesuffix(" (deleted)")
+                if not target.startswith("/proc/"):
+                    yield fd, target
+
+
+def _inside(path: str, folders: list[Path]) -> bool:
+    return any(path == str(f) or path.startswith(f"{f}/") for f in folders)
+
+
+def _works_in(pid: int, folders: list[Path]) -> bool:
+    """Whether a process runs in one of the folders, names it, or has a file of it open."""
+    with contextlib.suppress(OSError):
+        if _inside(os.readlink(f"/proc/{pid}/cwd"), folders):
+            return True
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        if any(str(f) in command for f in folders):
+            return True
+    return any(_inside(target, folders) for _fd, target in _open_descriptors(pid))
+
+
+def _describe_process(key: tuple[int, str], state: str, sockets: dict[str, str]) -> str:
+    pid = key[0]
+    if state == "Z":
+        return f"{pid}: ended, but nobody waited for it"
+    command = ""
+    with contextlib.suppress(OSError):
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes() or Path(f"/proc/{pid}/comm").read_bytes()
+        command = " ".join(raw.replace(b"\0", b" ").decode(errors="replace").split())
+    held = (sockets[t] for _fd, t in _open_descriptors(pid) if t in sockets)
+    listening = sorted({s for s in held if "listening" in s})
+    return f"{pid}: {command[:300]}" + (f" ({', '.join(listening)})" if listening else "")
+
+
+def _socket_addresses() -> dict[str, str]:
+    """``socket:[inode]`` -> what it is and where, for TCP, UDP and unix sockets."""
+    found: dict[str, str] = {}
+    for protocol in ("tcp", "tcp6", "udp", "udp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", protocol).read_text().splitlines()[1:]:
+                fields = line.split()
+                word = "listening " if fields[3] == "0A" else ""
+                found[f"socket:[{fields[9]}]"] = f"{word}{protocol} {_address(fields[1])}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+            fields = line.split(None, 7)
+            word = "listening " if fields[3] == "00010000" else ""
+            where = fields[7] if len(fields) > 7 else "without a name"
+            found[f"socket:[{fields[6]}]"] = f"{word}unix socket {where}"
+    return found
+
+
+def _address(text: str) -> str:
+    """``0100007F:1F90`` -> ``127.0.0.1:8080``: the kernel prints 32-bit words in host order."""
+    address, port = text.split(":")
+    words = bytes.fromhex(address)
+    raw = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+    return f"{socket.inet_ntop(family, raw)}:{int(port, 16)}"
+
+
+def _file_type(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        mode = path.lstat().st_mode
+        return "socket file" if stat.S_ISSOCK(mode) else "folder" if stat.S_ISDIR(mode) else "file"
+    return "file"
+
+
+# ------------------------------------------------------------------ the check
+
+
+@dataclass
+class LeakCheck:
+    """The check of one session."""
+
+    temp: Path
+    closing_time_s: float
+    shared: list[Path] = field(default_factory=list)
+    told: Snapshot = Snapshot({}, {}, {}, {})
+
+    @contextlib.contextmanager
+    def leaves_nothing(self, who: str, *, but_shared: bool = False) -> Iterator[None]:
+        """Fail if what runs inside leaves something behind."""
+        before = Snapshot.take(self.temp)
+        yield
+        left = self._left(before, but_shared)
+        if not left:
+            return
+        gc.collect()  # what only a reference cycle keeps open is no leak of the test
+        deadline = time.monotonic() + self.closing_time_s
+        while left and time.monotonic() < deadline:
+            time.sleep(0.02)
+            left = self._left(before, but_shared)
+        if left:
+            description = left.describe()
+            left.remove()
+            self.told = self.told.plus(left)
+            pytest.fail(f"{who} left behind:\n{description}", pytrace=False)
+
+    def _left(self, before: Snapshot, but_shared: bool) -> Snapshot:
+        left = Snapshot.take(self.temp).since(before).since(self.told)
+        return left.without(self.shared) if but_shared else left
+
+
+_CHECK = pytest.StashKey[LeakCheck]()
+
+
+@pytest.fixture(scope="session")
+def leak_check(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LeakCheck]:
+    """The check, with the temp folder set to one of this run alone: what appears there is ours."""
+    check = request.config.stash[_CHECK]
+    tmp_path_factory.getbasetemp()  # settled first, so tmp_path stays short and where it always is
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(check.temp))
+        patch.setattr(tempfile, "tempdir", str(check.temp))
+        yield check
+
+
+@pytest.fixture(scope="session")
+def outlives_tests(leak_check: LeakCheck) -> Callable[[Path], AbstractContextManager[None]]:
+    """For fixtures wider than a test: ``with outlives_tests(folder): yield ...``."""
+
+    @contextlib.contextmanager
+    def declare(folder: Path) -> Iterator[None]:
+        leak_check.shared.append(folder)
+        try:
+            yield
+        finally:
+            leak_check.shared.remove(folder)
+
+    return declare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_leaves_nothing(leak_check: LeakCheck) -> Iterator[None]:
+    with leak_check.leaves_nothing("the test session"):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module_leaves_nothing(
+    request: pytest.FixtureRequest, leak_check: LeakCheck, _session_leaves_nothing: None
+) -> Iterator[None]:
+    with leak_check.leaves_nothing(f"the module {request.node.nodeid}"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _test_leaves_nothing(
+    request: pytest.FixtureRequest, leak_check: LeakCheck, _module_leaves_nothing: None
+) -> Iterator[None]:
+    with leak_check.leaves_nothing(request.node.nodeid, but_shared=True):
+        yield
+
+
+# ------------------------------------------------------------------ hooks
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-slurm",
+        action="store_true",
+        help="a test marked slurm that is skipped fails: a run with Slurm must not pass without it",
+    )
+    parser.addoption(
+        "--closing-time",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long what a test leaves behind may take to close by itself (default 5)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    temp = Path(tempfile.mkdtemp(prefix="smt-"))
+    config.stash[_CHECK] = LeakCheck(temp, config.getoption("--closing-time"))
+    _become_child_of_a_keeper(temp)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    required = item.config.getoption("--require-slurm") and item.get_closest_marker("slurm")
+    if required and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but this run requires Slurm: {reason}"
+    return report
