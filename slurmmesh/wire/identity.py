@@ -33,6 +33,8 @@ DEFAULT_LIFETIME_S = 7 * 86400.0
 CLOCK_SKEW_S = 3600.0
 
 _CA_FILE = "ca.pem"
+_AUTHORITY = "authority"
+_RESERVED = {"ca", _AUTHORITY}
 _MAX_FILE_BYTES = 64 * 1024
 # A name is part of a path, and X.509 limits names to 64 characters.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -113,7 +115,7 @@ class JobAuthority:
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = self._certify("authority", self._key.public_key(), is_authority=True)
+        self._certificate = self._certify(_AUTHORITY, self._key.public_key(), is_authority=True)
 
     def issue(self, name: str) -> Credentials:
         """New credentials for a member of this name, with a key of their own.
@@ -165,7 +167,7 @@ class JobAuthority:
         builder = (
             x509.CertificateBuilder()
             .subject_name(named(name))
-            .issuer_name(named("authority"))
+            .issuer_name(named(_AUTHORITY))
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(seconds=CLOCK_SKEW_S))
@@ -296,9 +298,10 @@ def _subject(certificate: dict[str, Any], key: str) -> str:
 
 
 def _file_of(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name in _RESERVED:
         raise UsageError(
-            f"{name!r} cannot name a member of a job: use 1 to 64 letters, digits, '.', '_' or '-'"
+            f"{name!r} cannot name a member of a job: use 1 to 64 letters, digits, '.', '_' or "
+            f"'-', and none of {', '.join(sorted(_RESERVED))}"
         )
     return f"{name}.pem"
 

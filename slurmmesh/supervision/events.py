@@ -1,0 +1,65 @@
+"""What happens to the processes of a mesh: the input of its supervisor.
+
+An ``incarnation`` is the number of the restart that made a process (0 for the first start).
+It tells late news of a process that was replaced from news of the one in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from slurmmesh.errors import ExitCause
+
+
+@dataclass(frozen=True)
+class ProcUp:
+    """A rank is ready."""
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class ProcExited:
+    """A rank's process ended.
+
+    Attributes:
+        at: when its host saw it, in seconds since the epoch; for reports only.
+        incarnation: None if not known.
+        expected: it was told to end before it ended. Only its host can know: an order to end
+            may arrive at a process that is already dead.
+    """
+
+    cause: ExitCause
+    at: float
+    incarnation: int | None = None
+    expected: bool = False
+
+
+@dataclass(frozen=True)
+class HostDown:
+    """A host is lost, and with it these ranks of the mesh.
+
+    Attributes:
+        at: when the loss was seen, in seconds since the epoch; for reports only.
+        detail: how it was seen.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    at: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class CannotStart:
+    """Ranks cannot be started again, and trying more often would not help: no place is left."""
+
+    ranks: tuple[int, ...]
+    detail: str
+
+
+Event = Union[ProcUp, ProcExited, HostDown, CannotStart]
