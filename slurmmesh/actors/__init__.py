@@ -1,0 +1,26 @@
+"""Actors: what users write, call and hold."""
+
+from slurmmesh.actors.actor import Actor, endpoint
+from slurmmesh.actors.context import (
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from slurmmesh.actors.future import Future
+from slurmmesh.actors.mesh import ActorMesh, ProcEvent, ProcMesh
+
+__all__ = [
+    "Actor",
+    "ActorMesh",
+    "Context",
+    "Future",
+    "ProcEvent",
+    "ProcMesh",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+]

@@ -1,0 +1,20 @@
+"""Bytes between processes: frames, codec, links, and who may speak on them."""
+
+from slurmmesh.wire.frames import Buffer, Frame, FrameDecoder, Kind
+from slurmmesh.wire.links import Link, Listener, same_user, wrap
+from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
+
+__all__ = [
+    "READ",
+    "WRITE",
+    "Buffer",
+    "Frame",
+    "FrameDecoder",
+    "Kind",
+    "Link",
+    "Listener",
+    "Reactor",
+    "Timer",
+    "same_user",
+    "wrap",
+]

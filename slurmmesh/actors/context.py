@@ -1,0 +1,76 @@
+"""Who am I: the context of the actor, proc or controller that asks."""
+
+from __future__ import annotations
+
+import contextvars
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurmmesh.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from slurmmesh.wire.identity import Credentials
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where the code that asks is running.
+
+    Attributes:
+        point: rank and coordinates, relative to the mesh or slice that was called.
+        mesh: name of the proc mesh; empty in the controller.
+        proc_rank: rank within the whole proc mesh, whatever slice was called.
+        actor: name of the actor; empty outside of one.
+        host: name of the host.
+        host_address: address under which other hosts of the job reach this one.
+        incarnation: how often this rank has been restarted, 0 at first.
+        job_folder: the job's folder, or None when there is no job.
+        credentials: the host's certificate and key, to prove that one belongs to this job.
+    """
+
+    point: Point
+    mesh: str = ""
+    proc_rank: int = 0
+    actor: str = ""
+    host: str = ""
+    host_address: str = "127.0.0.1"
+    incarnation: int = 0
+    job_folder: Path | None = None
+    credentials: Credentials | None = None
+
+
+_OUTSIDE = Context(point=Point(0, Extent((), ())))
+_current: contextvars.ContextVar[Context] = contextvars.ContextVar("slurmmesh_context")
+_process_wide = _OUTSIDE
+
+
+def set_process_context(context: Context) -> None:
+    """Set what threads without a context of their own see. For the main loop of a proc."""
+    global _process_wide
+    _process_wide = context
+
+
+def enter_context(context: Context) -> contextvars.Token[Context]:
+    """Set the context of the running endpoint. For the main loop of a proc."""
+    return _current.set(context)
+
+
+def context() -> Context:
+    """The context of the running endpoint, or of the process outside of one."""
+    return _current.get(_process_wide)
+
+
+def current_rank() -> Point:
+    """Rank and coordinates of the running actor within the mesh or slice that was called."""
+    return context().point
+
+
+def current_size() -> dict[str, int]:
+    """Sizes by dimension of the mesh or slice that was called."""
+    return dict(context().point.extent)
+
+
+def current_actor_name() -> str:
+    """Name of the running actor; empty outside of one."""
+    return context().actor

@@ -1,0 +1,254 @@
+"""Meshes of procs and of actors, as a caller holds them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slurmmesh.actors.actor import Actor, endpoint_names, endpoint_signature, is_endpoint
+from slurmmesh.actors.future import Future
+from slurmmesh.actors.messages import Call, CreateActor
+from slurmmesh.errors import ExitCause, UsageError
+from slurmmesh.shape import Region, Shaped, ValueMesh
+from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.frames import Frame, Kind
+
+
+@dataclass(frozen=True)
+class ProcEvent:
+    """Something happened to a proc of a mesh.
+
+    Attributes:
+        kind: ``up`` (registered), ``exited``, ``restarted`` (its actors are built again),
+            ``given_up`` (the restart intensity is spent; nothing of the mesh runs any more).
+        at: seconds since the epoch, taken where it happened.
+        seen_at: the same clock, when the controller knew.
+        cause: of ``exited`` and ``given_up``.
+        expected: of ``exited``: it was asked to stop.
+    """
+
+    kind: str
+    mesh: str
+    rank: int
+    host: str
+    pid: int
+    incarnation: int
+    at: float
+    seen_at: float
+    cause: ExitCause | None = None
+    expected: bool = False
+
+
+class Runtime(Protocol):
+    """What meshes need of the process that owns the links."""
+
+    def call(
+        self,
+        frame: Frame,
+        finish: Callable[[list[Any]], Any],
+        what: str,
+    ) -> Future[Any]:
+        """Send a frame that is answered by each of its ranks."""
+
+    def cast(self, frame: Frame) -> None:
+        """Send a frame that is not answered."""
+
+    def create(self, frame: Frame, what: str) -> Future[Any]:
+        """Build an actor on each rank, and again on each that is restarted."""
+
+    def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
+        """End procs in order; done when all are gone."""
+
+    def signal_procs(self, mesh: int, ranks: Sequence[int], signum: int) -> None:
+        """Send a signal to procs."""
+
+    def subscribe(self, mesh: int, callback: Callable[[ProcEvent], Any]) -> None:
+        """Tell ``callback`` all that happens to the procs of a mesh."""
+
+    def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
+        """Names of the hosts on which these ranks run, in order."""
+
+
+class ProcMesh(Shaped):
+    """Processes, one per rank, on one or more hosts. Made by ``HostMesh.spawn_procs``."""
+
+    def __init__(
+        self, runtime: Runtime, mesh: int, name: str, region: Region, actors: itertools.count[int]
+    ) -> None:
+        self._runtime = runtime
+        self._mesh = mesh
+        self._actors = actors
+        self.name = name
+        self._region = region
+
+    @property
+    def region(self) -> Region:
+        """Its shape, and the ranks of the spawned mesh that it covers."""
+        return self._region
+
+    def __repr__(self) -> str:
+        return f"ProcMesh({self.name!r}, {self.sizes})"
+
+    def _with_region(self, region: Region) -> ProcMesh:
+        return ProcMesh(self._runtime, self._mesh, self.name, region, self._actors)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Name of the host of each rank."""
+        return self._runtime.hosts_of(self._mesh, self.region.ranks)
+
+    def spawn(self, name: str, cls: type[Actor], *args: Any, **kwargs: Any) -> ActorMesh:
+        """Build one actor in each proc; returns at once, a failure shows at the first call.
+
+        The first actor of a proc runs on its main thread, each further one on its own.
+
+        Raises:
+            TypeError: ``cls`` is no Actor, or the arguments do not fit its constructor.
+            ValueError: an endpoint has the name of something every mesh has.
+        """
+        if not (isinstance(cls, type) and issubclass(cls, Actor)):
+            raise TypeError(f"{cls!r} is not a class derived from slurmmesh.Actor")
+        taken = [each for each in endpoint_names(cls) if hasattr(ActorMesh, each)]
+        if taken:
+            raise ValueError(f"{cls.__name__}: rename the endpoint {taken[0]!r}, meshes have one")
+        if cls.__init__ is not object.__init__:
+            endpoint_signature(cls, "__init__").bind(None, *args, **kwargs)
+        elif args or kwargs:
+            raise TypeError(f"{cls.__name__} takes no arguments")
+        actor = next(self._actors)
+        body, buffers = dumps(CreateActor(name, cls, args, kwargs))
+        frame = Frame(
+            Kind.CREATE, body, buffers, mesh=self._mesh, actor=actor, ranks=self.region.ranks
+        )
+        created = self._runtime.create(frame, f"building {name!r}")
+        return ActorMesh(self._runtime, self, actor, name, cls, self.region, created)
+
+    def on_event(self, callback: Callable[[ProcEvent], Any]) -> None:
+        """Have ``callback(event)`` called for what happens to these procs.
+
+        It runs in the thread that drives the links: it must be short and must not wait for a
+        future. Putting the event in a queue is the usual thing to do.
+        """
+        ranks = frozenset(self.region.ranks)
+        self._runtime.subscribe(
+            self._mesh, lambda event: callback(event) if event.rank in ranks else None
+        )
+
+    def send_signal(self, signum: int, rank: int | None = None) -> None:
+        """Send a signal to one rank (of this slice), or to all.
+
+        Raises:
+            IndexError: no such rank.
+        """
+        ranks = self.region.ranks
+        self._runtime.signal_procs(
+            self._mesh, ranks if rank is None else (ranks[rank],), int(signum)
+        )
+
+    def stop(self, grace_s: float = 5.0) -> Future[None]:
+        """End these procs and their actors in order.
+
+        Each finishes the message it is at, runs ``__cleanup__`` and exits; one that has not
+        after ``grace_s`` seconds is killed. The future is done when all are gone.
+        """
+        return self._runtime.stop_procs(self._mesh, self.region.ranks, grace_s)
+
+
+class ActorMesh(Shaped):
+    """Actors of one class, one in each proc. Its endpoints are its attributes."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        procs: ProcMesh,
+        actor: int,
+        name: str,
+        cls: type[Actor],
+        region: Region,
+        created: Future[Any],
+    ) -> None:
+        self._runtime = runtime
+        self._procs = procs
+        self._actor = actor
+        self._cls = cls
+        self.name = name
+        self._region = region
+        self.initialized = created
+        """Done when every constructor has returned; failed if one raised."""
+
+    @property
+    def region(self) -> Region:
+        """Its shape, and the ranks of the spawned mesh that it covers."""
+        return self._region
+
+    def __repr__(self) -> str:
+        return f"ActorMesh({self.name!r}, {self._cls.__name__}, {self.sizes})"
+
+    def _with_region(self, region: Region) -> ActorMesh:
+        return ActorMesh(
+            self._runtime, self._procs, self._actor, self.name, self._cls, region, self.initialized
+        )
+
+    def __getattr__(self, name: str) -> EndpointRef:
+        if name.startswith("__") or not is_endpoint(self._cls, name):
+            raise AttributeError(
+                f"{self._cls.__name__} has no endpoint {name!r}; it has "
+                + (", ".join(endpoint_names(self._cls)) or "none")
+            )
+        return EndpointRef(self, name)
+
+
+class EndpointRef:
+    """One endpoint of an actor mesh: the ways to call it."""
+
+    def __init__(self, mesh: ActorMesh, name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Call it on every rank; the future's value is a ValueMesh of the results."""
+        region = self._mesh.region
+        return self._send(args, kwargs, lambda values: ValueMesh(region, values))
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on the only rank of the mesh; the future's value is the result.
+
+        Raises:
+            ValueError: the mesh has more than one rank: slice it first.
+        """
+        size = self._mesh.size()
+        if size != 1:
+            raise ValueError(f"call_one needs a mesh of one, {self._mesh!r} has {size}: slice it")
+        return self._send(args, kwargs, lambda values: values[0])
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Call it on every rank and expect no answer."""
+        self._mesh._runtime.cast(self._frame(Kind.CAST, args, kwargs))
+
+    def _send(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Callable[[list[Any]], Any]
+    ) -> Future[Any]:
+        what = f"{self._mesh.name}.{self._name}"
+        return self._mesh._runtime.call(self._frame(Kind.CALL, args, kwargs), finish, what)
+
+    def _frame(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        mesh = self._mesh
+        endpoint_signature(mesh._cls, self._name).bind(None, *args, **kwargs)
+        # The whole mesh is known to its members; only a slice must be told to them.
+        region = None if mesh.region == mesh._procs.region else mesh.region
+        try:
+            body, buffers = dumps(Call(self._name, args, kwargs, region))
+        except Exception as error:
+            raise UsageError(
+                f"the arguments of {mesh.name}.{self._name} cannot be sent: {error}"
+            ) from error
+        return Frame(
+            kind,
+            body,
+            buffers,
+            mesh=mesh._procs._mesh,
+            actor=mesh._actor,
+            ranks=mesh.region.ranks,
+        )
