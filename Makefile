@@ -1,0 +1,60 @@
+# Everything here sets itself up: the first run installs, later runs find it done.
+#   PYTHON=python3.12          the interpreter for the virtual environment (3.10 or later)
+#   PIP_ARGS="--index-url …"   where pip looks, for example for a torch built for your GPUs
+#   PYTEST_ARGS="-k shape"     what pytest gets besides
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+METADATA := setup.cfg pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-quick lint clean distclean
+
+help:
+	@echo "make demo        train a small language model through kills, with and without them"
+	@echo "make test        the whole test suite; as root it installs the Debian packages it needs"
+	@echo "make test-quick  the tests that take seconds"
+	@echo "make lint        ruff and mypy"
+	@echo "make venv        only the virtual environment in $(VENV)"
+	@echo "make clean       remove what runs and tests left; distclean also removes $(VENV)"
+
+demo: $(VENV)/.ready-demo
+	@$(RUN) examples/demo.py
+
+test: $(VENV)/.ready-test
+	@.ci/debian-packages.sh; code=$$?; \
+	case $$code in 0) slurm=--require-slurm ;; 10) slurm= ;; *) exit $$code ;; esac; \
+	$(RUN) -m pytest $$slurm $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.ready-test
+	@$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/.ready-test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+venv: $(VENV)/.ready-test
+
+$(VENV)/.ready-venv:
+	@.ci/venv.sh $(VENV) $(PYTHON)
+	@touch $@
+
+$(VENV)/.ready-demo: $(VENV)/.ready-venv $(METADATA)
+	@echo "installing torch and what slurmmesh needs into $(VENV); the first time this takes minutes"
+	@$(PIP) setuptools torch
+	@$(PIP) --no-build-isolation --editable '.[train,report]'
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready-demo
+	@$(PIP) --no-build-isolation --editable '.[train,report,test]'
+	@touch $@
+
+clean:
+	rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
