@@ -1,0 +1,20 @@
+"""Injecting faults: plans, seeded schedules and the injector."""
+
+from slurmmesh.faults.aim import Hit, Miss, Target, aim
+from slurmmesh.faults.injector import Injector
+from slurmmesh.faults.plan import SIGNALS, FaultPlan, parse, parse_all
+from slurmmesh.faults.schedule import Shot, schedule
+
+__all__ = [
+    "SIGNALS",
+    "FaultPlan",
+    "Hit",
+    "Injector",
+    "Miss",
+    "Shot",
+    "Target",
+    "aim",
+    "parse",
+    "parse_all",
+    "schedule",
+]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, Union
+from typing import Any, SupportsIndex
 
 from slurmmesh.errors import UsageError
 from slurmmesh.shape.extent import Extent, checked_index
 
-Index = Union[SupportsIndex, slice, range, "list[int]", "tuple[int, ...]"]
+Index = SupportsIndex | slice | range | list[int] | tuple[int, ...]
 
 
 @dataclass(frozen=True)

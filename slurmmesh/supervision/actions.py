@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 from slurmmesh.errors import ExitCause
 
@@ -50,4 +49,4 @@ class Escalate:
     reason: str
 
 
-Action = Union[ReportDeath, KillRanks, RestartRanks, Escalate]
+Action = ReportDeath | KillRanks | RestartRanks | Escalate

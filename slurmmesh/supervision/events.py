@@ -7,7 +7,6 @@ It tells late news of a process that was replaced from news of the one in its pl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 from slurmmesh.errors import ExitCause
 
@@ -62,4 +61,4 @@ class CannotStart:
     detail: str
 
 
-Event = Union[ProcUp, ProcExited, HostDown, CannotStart]
+Event = ProcUp | ProcExited | HostDown | CannotStart

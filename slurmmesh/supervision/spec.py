@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from slurmmesh.errors import UsageError
-from slurmmesh.shape.extent import as_int
 
 STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
 
@@ -42,7 +41,9 @@ class Supervision:
             raise UsageError(
                 f"no supervision strategy {self.strategy!r}{meant}: use {', '.join(STRATEGIES)}"
             )
-        if as_int(self.max_restarts, "max_restarts") < 0:
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int):
+            raise TypeError(f"max_restarts must be an integer, not {self.max_restarts!r}")
+        if self.max_restarts < 0:
             raise UsageError(f"max_restarts must be 0 or more, not {self.max_restarts}")
         if isinstance(self.within_s, bool) or not isinstance(self.within_s, (int, float)):
             raise TypeError(f"within_s must be a number of seconds, not {self.within_s!r}")
