@@ -37,6 +37,19 @@ class ConfigError(UsageError):
     """A setting has a wrong name, type or value. The text names where it was set."""
 
 
+class HostListError(UsageError):
+    """A Slurm host list that cannot be read. ``position`` counts characters from 0."""
+
+    def __init__(self, text: str, position: int, problem: str) -> None:
+        super().__init__(f"host list {text!r}, character {position}: {problem}")
+        self.text = text
+        self.position = position
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[HostListError], tuple[str, int, str]]:
+        return type(self), (self.text, self.position, self.problem)
+
+
 class MissingDependencyError(SlurmmeshError, ImportError):
     """An optional package or system program is not installed. The text has the install line."""
 
@@ -44,9 +57,22 @@ class MissingDependencyError(SlurmmeshError, ImportError):
 
 
 class SubmitError(SlurmmeshError):
-    """A job could not be handed to Slurm: it refused, did not answer, or is not there."""
+    """A job could not be handed to Slurm: it refused, did not answer, or is not there.
+
+    Attributes:
+        slurm_message: the line of Slurm this comes from; empty where Slurm said nothing.
+        advice: what to do about it.
+    """
 
     exit_code = EXIT_SUBMIT_FAILED
+
+    def __init__(self, message: str, *, slurm_message: str = "", advice: str = "") -> None:
+        said = f"\n  Slurm said: {slurm_message}" if slurm_message else ""
+        what_to_do = f"\n  {advice}" if advice else ""
+        super().__init__(message + said + what_to_do)
+        self.message = message
+        self.slurm_message = slurm_message
+        self.advice = advice
 
 
 class JobError(SlurmmeshError):
