@@ -5,7 +5,7 @@
 
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+PIP = $(RUN) -m pip install -qq --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 METADATA := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
