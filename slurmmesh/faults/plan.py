@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ SIGNALS = {
 }
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _SHORTEST_S = 0.01
+_LONGEST_S = 30 * 86400.0
 _INTERVAL = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]*)")
 
 
@@ -30,7 +30,7 @@ class FaultPlan:
         every_s: seconds between two of them, and before the first.
 
     Raises:
-        UsageError: an unknown kind, or an interval that is not a finite 0.01 s or more.
+        UsageError: an unknown kind, or an interval that is not 0.01 s to 30 days.
     """
 
     kind: str
@@ -41,9 +41,10 @@ class FaultPlan:
             near = get_close_matches(self.kind, SIGNALS, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise UsageError(f"no fault {self.kind!r}{meant}: use {', '.join(SIGNALS)}")
-        if not _SHORTEST_S <= self.every_s < math.inf:
+        if not _SHORTEST_S <= self.every_s <= _LONGEST_S:
             raise UsageError(
-                f"faults can come every {_SHORTEST_S:g} s or less often, not every {self.every_s} s"
+                f"faults can come every {_SHORTEST_S:g} s to every 30 days, "
+                f"not every {self.every_s:g} s"
             )
 
     @property
