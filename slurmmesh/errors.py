@@ -91,6 +91,10 @@ class LabError(SetupError):
     """The lab's Slurm could not be started or did not become ready; carries the daemons' words."""
 
 
+class ReportError(SlurmmeshError):
+    """A report could not be written: folder not writable, disk full. Give another folder."""
+
+
 class WireError(SlurmmeshError):
     """Base of errors between processes."""
 
