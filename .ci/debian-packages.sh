@@ -31,8 +31,9 @@ fi
 echo "installing Debian packages: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
-if apt-get -o DPkg::Lock::Timeout=120 update >"$log" 2>&1 &&
-    "${install[@]}" -o DPkg::Lock::Timeout=120 >>"$log" 2>&1 </dev/null; then
+# An unrelated source that does not answer fails the update, not what we need: the install tells.
+apt-get -o DPkg::Lock::Timeout=120 update >"$log" 2>&1
+if "${install[@]}" -o DPkg::Lock::Timeout=120 >>"$log" 2>&1 </dev/null; then
     rm -f "$log"
     exit 0
 fi
