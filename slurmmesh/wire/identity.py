@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIFETIME_S = 7 * 86400.0
 CLOCK_SKEW_S = 3600.0
+_AUTHORITY_LIFETIME_S = 366 * 86400.0
 
 _CA_FILE = "ca.pem"
 _AUTHORITY = "authority"
@@ -88,8 +89,9 @@ class JobAuthority:
 
     Args:
         job_id: goes into each certificate; 1 to 64 visible ASCII characters.
-        lifetime_s: how long certificates are valid, in seconds. It bounds how long a link can
-            be made, not how long one lasts; give the job's time limit where there is one.
+        lifetime_s: how long a member's certificate is valid, in seconds. It bounds when links
+            can be made, not how long they last; give the job's time limit where there is one.
+            The authority itself lasts a year or longer, so members can be certified anew.
         clock: seconds since the epoch. Certificates begin an hour before, so that a node
             whose clock is behind accepts them.
 
@@ -151,6 +153,9 @@ class JobAuthority:
                 ]
             )
 
+        lifetime_s = self._lifetime_s
+        if is_authority:
+            lifetime_s = max(lifetime_s, _AUTHORITY_LIFETIME_S)
         now = datetime.datetime.fromtimestamp(self._clock(), datetime.timezone.utc)
         own = self._key.public_key()
         usage = x509.KeyUsage(
@@ -171,7 +176,7 @@ class JobAuthority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(seconds=CLOCK_SKEW_S))
-            .not_valid_after(now + datetime.timedelta(seconds=self._lifetime_s))
+            .not_valid_after(now + datetime.timedelta(seconds=lifetime_s))
             .add_extension(
                 x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None),
                 critical=True,
@@ -272,7 +277,7 @@ def _context(protocol: int, credentials: Credentials) -> JobContext:
         context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii"))
         context.job_id = _subject(context.get_ca_certs()[0], "organizationName")
         _load_certificate(context, credentials.cert_key_pem)
-    except (ssl.SSLError, UnicodeDecodeError, IndexError) as error:
+    except (ssl.SSLError, ValueError, IndexError) as error:
         raise IdentityError(f"the credentials of {credentials.name} are broken: {error}") from error
     return context
 
