@@ -160,13 +160,14 @@ def test_the_rule_reads_imports(module: str, line: str, forbidden: list[str]) ->
 def test_imports_run_down_the_house() -> None:
     rooms = {room_of(name_of(path)) for path in modules()}
     assert rooms - MAY_IMPORT.keys() - FRONT_DOORS == set(), "rooms that the table does not have"
-    against = {}
-    for path in modules():
-        tree = ast.parse(path.read_text(), str(path))
-        found = forbidden_imports(name_of(path), tree, path.name == "__init__.py")
-        if found:
-            against[str(path.relative_to(ROOT))] = found
-    assert against == {}
+    against = [
+        f"{path.relative_to(ROOT)} imports {target}"
+        for path in modules()
+        for target in forbidden_imports(
+            name_of(path), ast.parse(path.read_text(), str(path)), path.name == "__init__.py"
+        )
+    ]
+    assert not against, "\n".join(against)
 
 
 # ------------------------------------------------------------------ what an import costs
@@ -283,8 +284,12 @@ def test_types_hold() -> None:
 
 def test_every_public_module_says_what_it_is() -> None:
     public = [p for p in modules() if not p.stem.startswith("_") or p.name == "__init__.py"]
-    silent = [p for p in public if not ast.get_docstring(ast.parse(p.read_text()))]
-    assert [str(p.relative_to(ROOT)) for p in silent] == []
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in public
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent, "\n".join(silent)
 
 
 # Put together from pieces, so that this file does not name them itself.
@@ -314,7 +319,7 @@ def test_no_committed_file_names(what: str) -> None:
         for number, line in enumerate(text.splitlines(), 1):
             if pattern.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 def test_files_are_short() -> None:
