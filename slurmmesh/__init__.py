@@ -1,5 +1,102 @@
-"""slurmmesh: a Slurm allocation as one Python program."""
+"""slurmmesh: a Slurm allocation as one Python program.
+
+The names below are loaded when they are first used, so that ``import slurmmesh`` is quick and
+works without what a program does not use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from slurmmesh._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from slurmmesh import errors, faults, recovery, telemetry
+    from slurmmesh.actors import (
+        Actor,
+        ActorMesh,
+        Context,
+        Future,
+        ProcEvent,
+        ProcMesh,
+        context,
+        current_actor_name,
+        current_rank,
+        current_size,
+        endpoint,
+    )
+    from slurmmesh.errors import ActorError, SlurmmeshError, SupervisionError
+    from slurmmesh.hosts import HostMesh, Job, job_or_local, local_hosts, this_host, this_job
+    from slurmmesh.shape import Extent, Point, Region, ValueMesh
+    from slurmmesh.supervision import Supervision
+
+_HOMES = {
+    "slurmmesh.actors": (
+        "Actor",
+        "ActorMesh",
+        "Context",
+        "Future",
+        "ProcEvent",
+        "ProcMesh",
+        "context",
+        "current_actor_name",
+        "current_rank",
+        "current_size",
+        "endpoint",
+    ),
+    "slurmmesh.errors": ("ActorError", "SlurmmeshError", "SupervisionError"),
+    "slurmmesh.hosts": ("HostMesh", "Job", "job_or_local", "local_hosts", "this_host", "this_job"),
+    "slurmmesh.shape": ("Extent", "Point", "Region", "ValueMesh"),
+    "slurmmesh.supervision": ("Supervision",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = ("errors", "faults", "recovery", "telemetry")
+
+__all__ = [
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Context",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "Job",
+    "Point",
+    "ProcEvent",
+    "ProcMesh",
+    "Region",
+    "SlurmmeshError",
+    "Supervision",
+    "SupervisionError",
+    "ValueMesh",
+    "__version__",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "errors",
+    "faults",
+    "job_or_local",
+    "local_hosts",
+    "recovery",
+    "telemetry",
+    "this_host",
+    "this_job",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"slurmmesh.{name}")
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'slurmmesh' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

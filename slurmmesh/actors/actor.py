@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 _MARK = "__slurmmesh_endpoint__"
 F = TypeVar("F", bound=Callable[..., Any])
+_signatures: dict[tuple[type, str], inspect.Signature] = {}
 
 
 class Actor:
@@ -38,7 +38,9 @@ def endpoint_names(cls: type) -> list[str]:
     return [name for name in dir(cls) if is_endpoint(cls, name)]
 
 
-@functools.lru_cache(maxsize=4096)
-def endpoint_signature(cls: Hashable, name: str) -> inspect.Signature:
-    """The signature of an endpoint, ``self`` included."""
-    return inspect.signature(getattr(cls, name))
+def endpoint_signature(cls: type, name: str) -> inspect.Signature:
+    """The signature of a method of an actor class, ``self`` included."""
+    try:
+        return _signatures[cls, name]
+    except KeyError:
+        return _signatures.setdefault((cls, name), inspect.signature(getattr(cls, name)))

@@ -31,7 +31,6 @@ from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link, same_user
 from slurmmesh.wire.reactor import Reactor
 
-
 _LAST_WORDS_S = 5.0
 """How long a proc that stops waits for the host to take its last answers, in seconds."""
 

@@ -1,0 +1,6 @@
+"""Hosts: agents on nodes, the controller that holds them, and where they come from."""
+
+from slurmmesh.hosts.job import Job, job_or_local, local_hosts, this_host, this_job
+from slurmmesh.hosts.mesh import HostMesh
+
+__all__ = ["HostMesh", "Job", "job_or_local", "local_hosts", "this_host", "this_job"]

@@ -1,0 +1,344 @@
+"""The host agent: one process per node that starts procs, watches them and passes frames on.
+
+It has one thread and blocks on nothing but its loop. It ends, and with it every process it
+started, when the controller says so, when the link to it breaks, and when the controller has
+given no sign of life for the time of the lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurmmesh._version import __version__
+from slurmmesh.actors.messages import Failure, ProcWelcome
+from slurmmesh.errors import LinkClosed, ProcDied, SetupError, SupervisionError
+from slurmmesh.hosts.forkclient import ForkClient
+from slurmmesh.hosts.linux import become_subreaper, reap_strangers, sweep_children
+from slurmmesh.hosts.messages import (
+    ForkRequest,
+    HostHello,
+    HostReady,
+    HostWelcome,
+    ProcGone,
+    ProcStarted,
+    Shutdown,
+    SignalProcs,
+    SpawnProcs,
+    StopProcs,
+)
+from slurmmesh.hosts.output import LogFile
+from slurmmesh.hosts.procs import HostedProc
+from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.identity import Credentials, client_context, peer_name
+from slurmmesh.wire.links import Link, wrap
+from slurmmesh.wire.reactor import READ, Reactor
+
+EXIT_LOST_CONTROLLER = 75
+"""The agent's exit code when it ended because the controller was gone."""
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class DialSpec:
+    """How an agent on another node finds its controller.
+
+    Attributes:
+        addresses: of the controller, to be tried in this order.
+        port: of its listener.
+        identity: folder of the job's certificates (0700).
+        name: of this host's certificate.
+    """
+
+    addresses: tuple[str, ...]
+    port: int
+    identity: str
+    name: str
+
+
+def dial(spec: DialSpec) -> int:
+    """Be the host agent of this node until the job ends. Called in the srun step.
+
+    Returns the exit code.
+
+    Raises:
+        SetupError: none of the controller's addresses could be reached.
+        IdentityError: the certificate is missing or not private.
+    """
+    credentials = Credentials.read(spec.identity, spec.name)
+    raw = _connect(spec)
+    sock = wrap(raw, client_context(credentials), server_side=False)
+
+    def authenticate(connected: Any) -> str:
+        return peer_name(connected, role="controller")
+
+    return HostAgent(sock, authenticate).run()
+
+
+def _connect(spec: DialSpec) -> socket.socket:
+    failures = []
+    for address in spec.addresses:
+        try:
+            return socket.create_connection((address, spec.port), timeout=_CONNECT_TIMEOUT_S)
+        except OSError as error:
+            failures.append(f"{address}: {error}")
+    raise SetupError(
+        f"host {spec.name} cannot reach the controller on port {spec.port}: {'; '.join(failures)}"
+    )
+
+
+class HostAgent:
+    """The agent over a connected socket to the controller."""
+
+    def __init__(self, sock: socket.socket, authenticate: Callable[[Any], str]) -> None:
+        self._reactor = Reactor()
+        self._link = Link(
+            self._reactor,
+            sock,
+            authenticate=authenticate,
+            on_open=self._on_open,
+            on_frame=self._on_frame,
+            on_close=self._on_close,
+        )
+        self._welcome: HostWelcome | None = None
+        self._address = ""
+        self._log: LogFile | None = None
+        self._forks: ForkClient | None = None
+        self._procs: dict[tuple[int, int], HostedProc] = {}
+        self._heard = self._reactor.clock()
+        self._leaving = False
+        self._code = 0
+
+    def run(self) -> int:
+        """Serve until told to leave; returns the exit code. Nothing is left running."""
+        become_subreaper()
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._reactor.call_soon(self._leave, 2.0))
+        self._reactor.watch(read, READ, lambda _events: self._signalled(read))
+        self._reactor.call_soon(self._link.start)
+        try:
+            self._reactor.run()
+        finally:
+            signal.set_wakeup_fd(-1)
+            if self._forks is not None:
+                self._forks.close()
+            sweep_children()
+            os.close(read)
+            os.close(write)
+            if self._log is not None:
+                self._log.close()
+        return self._code
+
+    # -- link to the controller ---------------------------------------------------------------
+
+    def _on_open(self, link: Link) -> None:
+        self._address = link.local_address
+        self._tell(HostHello(os.getpid(), socket.gethostname(), __version__), Kind.HELLO)
+
+    def _on_frame(self, _link: Link, frame: Frame) -> None:
+        self._heard = self._reactor.clock()
+        if frame.kind in (Kind.CALL, Kind.CAST, Kind.CREATE):
+            self._forward(frame)
+        elif frame.kind is Kind.CONTROL:
+            message = loads(frame.body, frame.buffers)
+            self._HANDLERS[type(message)](self, message)
+        elif frame.kind is Kind.WELCOME:
+            self._take_welcome(loads(frame.body, frame.buffers))
+
+    def _on_close(self, _link: Link, reason: str) -> None:
+        if not self._leaving:
+            print(f"slurmmesh host: the controller is gone ({reason})", file=sys.stderr)
+            self._code = EXIT_LOST_CONTROLLER
+        self._end_now()
+
+    def _tell(self, message: Any, kind: Kind = Kind.CONTROL) -> None:
+        body, buffers = dumps(message)
+        with contextlib.suppress(LinkClosed):
+            self._link.send(Frame(kind, body, buffers))
+
+    def _take_welcome(self, welcome: HostWelcome) -> None:
+        self._welcome = welcome
+        self._address = self._address or welcome.address
+        self._log = LogFile(welcome.log)
+        output = os.open(welcome.log, os.O_WRONLY | os.O_APPEND) if welcome.log else 2
+        self._forks = ForkClient(self._reactor, output)
+        self._heartbeat()
+        self._tell(HostReady(self._address))
+
+    def _heartbeat(self) -> None:
+        assert self._welcome is not None
+        silent = self._reactor.clock() - self._heard
+        if silent > self._welcome.lease_s:
+            print(f"slurmmesh host: no controller for {silent:.1f} s", file=sys.stderr)
+            self._code = EXIT_LOST_CONTROLLER
+            self._end_now()
+            return
+        with contextlib.suppress(LinkClosed):
+            self._link.send(Frame(Kind.PING))
+        self._reactor.call_later(self._welcome.heartbeat_s, self._heartbeat)
+
+    # -- procs --------------------------------------------------------------------------------
+
+    def _spawn(self, message: SpawnProcs) -> None:
+        assert self._welcome is not None
+        assert self._log is not None
+        assert self._forks is not None
+        host = self._welcome
+        for local, rank in enumerate(message.ranks):
+            proc = HostedProc(
+                self._reactor,
+                self._log,
+                message,
+                rank,
+                host.name,
+                on_frame=self._from_proc,
+                on_gone=self._on_gone,
+            )
+            self._procs[message.mesh, rank] = proc
+            proc.welcome(
+                ProcWelcome(
+                    mesh=message.name,
+                    rank=rank,
+                    region=message.region,
+                    host=host.name,
+                    host_address=self._address,
+                    host_pid=os.getpid(),
+                    incarnation=message.incarnation,
+                    job_folder=host.job_folder,
+                    credentials=host.credentials,
+                )
+            )
+            request = ForkRequest(
+                env={"LOCAL_RANK": str(local), **message.env},
+                preload=message.preload,
+                sys_path=host.sys_path,
+                cwd=host.cwd,
+                host_pid=os.getpid(),
+            )
+            self._forks.fork(request, proc.fds(), proc.started)
+
+    def _stop(self, message: StopProcs) -> None:
+        for proc in self._select(message.mesh, message.ranks):
+            proc.stop(message.grace_s)
+
+    def _signal(self, message: SignalProcs) -> None:
+        for proc in self._select(message.mesh, message.ranks):
+            if message.ordered:
+                proc.kill()
+            else:
+                proc.signal(message.signum)
+
+    def _select(self, mesh: int, ranks: tuple[int, ...]) -> list[HostedProc]:
+        found = (self._procs.get((mesh, rank)) for rank in ranks)
+        return [proc for proc in found if proc is not None and proc.gone is None]
+
+    def _forward(self, frame: Frame) -> None:
+        for rank in frame.ranks:
+            proc = self._procs.get((frame.mesh, rank))
+            if proc is not None and proc.gone is None:
+                proc.send(
+                    Frame(
+                        frame.kind,
+                        frame.body,
+                        frame.buffers,
+                        frame.call,
+                        frame.mesh,
+                        frame.actor,
+                        (rank,),
+                    )
+                )
+            elif frame.kind is not Kind.CAST:
+                self._answer_for_dead(frame, rank, proc)
+
+    def _answer_for_dead(self, frame: Frame, rank: int, proc: HostedProc | None) -> None:
+        assert self._welcome is not None
+        error: Exception
+        if proc is not None and proc.gone is not None:
+            error = ProcDied(proc.gone.cause)
+        else:
+            error = SupervisionError(f"rank {rank} was never started on {self._welcome.name}")
+        failure = Failure.of(error, actor="", rank=rank, host=self._welcome.name, fatal=True)
+        body, _ = dumps(failure)
+        answer = Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+        with contextlib.suppress(LinkClosed):
+            self._link.send(answer)
+
+    def _from_proc(self, proc: HostedProc, frame: Frame) -> None:
+        if frame.kind is Kind.HELLO:
+            now = time.time()
+            self._tell(ProcStarted(proc.mesh, proc.rank, proc.incarnation, proc.pid, now))
+        else:
+            with contextlib.suppress(LinkClosed):
+                self._link.send(frame)
+
+    def _on_gone(self, proc: HostedProc, gone: ProcGone) -> None:
+        self._tell(gone)
+        self._reap()
+        if self._leaving and not self._alive():
+            self._reactor.stop()
+
+    def _alive(self) -> list[HostedProc]:
+        return [proc for proc in self._procs.values() if proc.gone is None]
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _shutdown(self, message: Shutdown) -> None:
+        self._leave(message.grace_s)
+
+    def _leave(self, grace_s: float) -> None:
+        self._leaving = True
+        for proc in self._alive():
+            proc.stop(grace_s)
+        if not self._alive():
+            self._reactor.stop()
+
+    def _end_now(self) -> None:
+        self._leaving = True
+        for proc in self._alive():
+            proc.kill()
+        self._reactor.stop()
+
+    def _signalled(self, read: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(read, 4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Reap orphans. Not while a fork is under way: its child is ours, under a pid not known."""
+        if self._forks is None or self._forks.busy:
+            return
+        reap_strangers({self._forks.pid, *(proc.pid for proc in self._alive())})
+
+    _HANDLERS: dict[type, Callable[[HostAgent, Any], None]] = {
+        SpawnProcs: _spawn,
+        StopProcs: _stop,
+        SignalProcs: _signal,
+        Shutdown: _shutdown,
+    }
+
+
+def main() -> None:
+    """Entry of an agent on the controller's own machine: its end of a socket pair is given."""
+    parser = argparse.ArgumentParser(prog="python -m slurmmesh.hosts.agent")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket")
+    options = parser.parse_args()
+    sock = socket.socket(fileno=options.fd)
+    sock.set_inheritable(False)
+    sys.exit(HostAgent(sock, lambda _sock: "controller").run())
+
+
+if __name__ == "__main__":
+    main()

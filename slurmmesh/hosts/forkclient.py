@@ -1,0 +1,132 @@
+"""The host agent's side of the fork server: requests in order, replies as they come."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from slurmmesh.hosts.forkserver import MAX_REQUEST
+from slurmmesh.hosts.messages import ForkReply, ForkRequest
+from slurmmesh.wire.reactor import READ, WRITE, Reactor
+
+Done = Callable[[ForkReply], Any]
+
+
+class ForkClient:
+    """Owns a fork server process and starts another one when it dies.
+
+    Args:
+        output: descriptor for what the server itself writes.
+    """
+
+    def __init__(self, reactor: Reactor, output: int) -> None:
+        self._reactor = reactor
+        self._output = output
+        self._unsent: collections.deque[tuple[bytes, list[int], Done]] = collections.deque()
+        self._waiting: collections.deque[Done] = collections.deque()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the server; 0 if none runs."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not been answered yet."""
+        return bool(self._unsent or self._waiting)
+
+    def fork(self, request: ForkRequest, fds: list[int], done: Done) -> None:
+        """Ask for a proc. ``done(reply)`` is called in the loop; then ``fds`` may be closed."""
+        data = pickle.dumps(request)
+        if len(data) > MAX_REQUEST:
+            done(ForkReply(error=f"environment and paths of {len(data)} bytes are too many"))
+            return
+        if self._sock is None:
+            try:
+                self._start()
+            except OSError as error:
+                done(ForkReply(error=f"cannot start the fork server: {error}"))
+                return
+        self._unsent.append((data, fds, done))
+        self._send()
+
+    def close(self) -> None:
+        """End the server."""
+        if self._sock is not None:
+            self._reactor.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "slurmmesh.hosts.forkserver",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+            )
+        ours.setblocking(False)
+        self._sock = ours
+        self._reactor.watch(ours.fileno(), READ, self._ready)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._send()
+        if events & READ:
+            self._receive()
+
+    def _send(self) -> None:
+        assert self._sock is not None
+        while self._unsent:
+            data, fds, done = self._unsent[0]
+            try:
+                socket.send_fds(self._sock, [data], fds)
+            except BlockingIOError:
+                break
+            except OSError:
+                return  # it died: the reading side finds out and clears up
+            self._unsent.popleft()
+            self._waiting.append(done)
+        events = READ | WRITE if self._unsent else READ
+        self._reactor.watch(self._sock.fileno(), events, self._ready)
+
+    def _receive(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(MAX_REQUEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._waiting.popleft()(pickle.loads(data))
+            return
+        lost = [*self._waiting, *(done for _, _, done in self._unsent)]
+        self._waiting.clear()
+        self._unsent.clear()
+        self.close()
+        for done in lost:
+            done(ForkReply(error="the fork server died"))

@@ -1,0 +1,147 @@
+"""The fork server of a host: imports once, forks procs in milliseconds.
+
+It is a process of its own, started by the host agent. It has one thread, touches no device
+and runs nothing of the user but the imports that were asked for. Each proc is forked twice,
+so that it becomes a child of the host agent, which then learns of its death directly: the
+fork server may die without harm to the procs it made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn, TextIO
+
+from slurmmesh.actors.messages import ProcWelcome
+from slurmmesh.actors.proc import run_proc
+from slurmmesh.hosts.linux import die_with_parent
+from slurmmesh.hosts.messages import ForkReply, ForkRequest
+
+MAX_REQUEST = 1 << 17
+"""Largest request in bytes: what the kernel takes as one packet."""
+
+
+def main() -> None:
+    """Serve requests on the socket whose descriptor is the first argument, until it closes."""
+    server = socket.socket(fileno=int(sys.argv[1]))
+    server.set_inheritable(False)
+    die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        data, fds, _, _ = socket.recv_fds(server, MAX_REQUEST, 3)
+        if not data:
+            return
+        reply = _serve(server, pickle.loads(data), fds)
+        for fd in fds:
+            os.close(fd)
+        try:
+            server.send(pickle.dumps(reply))
+        except OSError:
+            return
+
+
+def _serve(server: socket.socket, request: ForkRequest, fds: list[int]) -> ForkReply:
+    try:
+        os.chdir(request.cwd)
+        sys.path[:] = request.sys_path
+        _preload(request.preload)
+    except Exception as error:
+        return ForkReply(error=f"{type(error).__name__}: {error}")
+    read, write = os.pipe()
+    try:
+        between = os.fork()
+        if between == 0:
+            _fork_again(server, request, fds, write)
+        os.waitpid(between, 0)
+        pid = os.read(read, 32)
+        return ForkReply(pid=int(pid)) if pid else ForkReply(error="the second fork failed")
+    except OSError as error:
+        return ForkReply(error=f"cannot fork: {error}")
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _preload(names: tuple[str, ...]) -> None:
+    """Import what is not imported yet, and keep it shared with the children."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        importlib.import_module(name)
+    if missing or not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()  # the children's collector leaves these pages alone
+
+
+def _fork_again(
+    server: socket.socket, request: ForkRequest, fds: list[int], write: int
+) -> NoReturn:
+    """In the process between: fork the proc, tell its pid and leave it to the host agent."""
+    between = os.getpid()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_proc(server, request, fds, between)
+        os.write(write, str(pid).encode())
+    finally:
+        os._exit(0)
+
+
+def _become_proc(
+    server: socket.socket, request: ForkRequest, fds: list[int], between: int
+) -> NoReturn:
+    try:
+        os.setsid()
+        link, stdout, stderr = fds
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        sock = socket.socket(fileno=os.dup(link))
+        server.close()
+        for fd in (*fds, null):
+            os.close(fd)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
+        # New objects: the server's may be a file, where each line now goes to a pipe.
+        sys.stdout, sys.stderr = _text_stream(1), _text_stream(2)
+        os.environ.update(request.env)
+        _new_randomness()
+
+        def on_welcome(welcome: ProcWelcome) -> None:
+            while os.getppid() == between:  # it has nothing left to do but to exit
+                time.sleep(0.0002)
+            die_with_parent(request.host_pid)
+            os.environ.update(
+                RANK=str(welcome.rank),
+                WORLD_SIZE=str(welcome.region.extent.nelements),
+            )
+
+        run_proc(sock, on_welcome)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _text_stream(fd: int) -> TextIO:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _new_randomness() -> None:
+    """Forked siblings must not draw the same random numbers."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The job this program runs in: its hosts, its folder, and what it was given."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmmesh.errors import SetupError, UsageError
+from slurmmesh.hosts.controller import Controller, HostRecord
+from slurmmesh.hosts.local import start_local_hosts
+from slurmmesh.hosts.mesh import HostMesh
+from slurmmesh.shape import Extent, Region
+
+START_TIMEOUT_S = 120.0
+
+_lock = threading.Lock()
+_job: Job | None = None
+
+
+class Job:
+    """A running job. Its hosts are being started from the beginning; ``hosts`` waits for them.
+
+    Attributes:
+        id: Slurm's job id, or ``local-…``.
+        cluster: ``slurm`` or ``local``.
+        folder: the job folder; None for a program that was started outside of a job.
+        gpus_per_node: as asked for; 0 if none.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        cluster: str,
+        folder: Path | None,
+        nodes: int,
+        spares: int = 0,
+        gpus_per_node: int = 0,
+    ) -> None:
+        self.id = job_id
+        self.cluster = cluster
+        self.folder = folder
+        self.gpus_per_node = gpus_per_node
+        self._nodes = nodes
+        self._controller = Controller(job_id, folder)
+        try:
+            self._records = self._start(nodes + spares)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, total: int) -> list[HostRecord]:
+        if self.cluster == "slurm":
+            from slurmmesh.hosts.allocation import start_allocated_hosts
+
+            return start_allocated_hosts(self._controller, total)
+        names = [f"local{index}" for index in range(total)]
+        return start_local_hosts(self._controller, names)
+
+    @property
+    def hosts(self) -> HostMesh:
+        """All hosts but the spares, as a mesh over ``hosts``.
+
+        Raises:
+            SetupError: some did not start; names them and says what is known.
+        """
+        return self._mesh(self._records[: self._nodes])
+
+    @property
+    def spares(self) -> HostMesh | None:
+        """The spare hosts, or None if there are none. Raises SetupError as ``hosts`` does."""
+        records = self._records[self._nodes :]
+        return self._mesh(records) if records else None
+
+    def _mesh(self, records: list[HostRecord]) -> HostMesh:
+        self._controller.wait_ready(records, START_TIMEOUT_S)
+        extent = Extent.of({"hosts": len(records)})
+        region = Region.from_ranks(extent, [record.index for record in records])
+        return HostMesh(self._controller, region)
+
+    def close(self) -> None:
+        """End the job's hosts and all that runs on them. Idempotent."""
+        self._controller.close()
+
+
+def start_job(environ: Mapping[str, str]) -> Job:
+    """Start the hosts of the job that the environment describes; for the controller's entry.
+
+    Raises:
+        UsageError: the environment is not that of a job.
+        SetupError: hosts could not be launched.
+    """
+    folder = environ.get("SLURMMESH_JOB_FOLDER")
+    if not folder:
+        raise UsageError(
+            "not inside a slurmmesh job: start the program with `python -m slurmmesh.submit`, "
+            "or use slurmmesh.local_hosts()"
+        )
+    path = Path(folder)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        job = Job(
+            environ["SLURMMESH_JOB_ID"],
+            environ["SLURMMESH_CLUSTER"],
+            path,
+            int(environ["SLURMMESH_NODES"]),
+            int(environ.get("SLURMMESH_SPARES") or 0),
+            int(environ.get("SLURMMESH_GPUS_PER_NODE") or 0),
+        )
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"the job's environment is not complete: {error}") from error
+    except OSError as error:
+        raise SetupError(f"the job folder {path} cannot be used: {error}") from error
+    return _adopt(job)
+
+
+def this_job() -> Job:
+    """The job this program runs in.
+
+    Raises:
+        UsageError: it does not run in one.
+    """
+    with _lock:
+        if _job is not None:
+            return _job
+    return start_job(os.environ)
+
+
+def job_or_local(nodes: int = 1) -> Job:
+    """The job this program runs in or, outside of one, a local job of that many hosts.
+
+    The local job's folder is made in ``slurmmesh-jobs`` below the working folder.
+    """
+    with _lock:
+        if _job is not None:
+            return _job
+    if "SLURMMESH_JOB_FOLDER" in os.environ:
+        return start_job(os.environ)
+    job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = Path("slurmmesh-jobs", job_id).absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise SetupError(f"the job folder {folder} cannot be made: {error}") from error
+    print(f"slurmmesh: local job {job_id}, logs in {folder}", file=sys.stderr)
+    return _adopt(Job(job_id, "local", folder, nodes))
+
+
+def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
+    """Hosts on this machine, as a mesh over ``hosts``; ``stop()`` ends them.
+
+    Args:
+        nodes: how many.
+        folder: a job folder for logs and events; None: output goes to our stderr.
+
+    Raises:
+        ValueError: ``nodes`` is below 1.
+        SetupError: they could not be started.
+    """
+    if nodes < 1:
+        raise UsageError(f"at least one host is needed, not {nodes}")
+    job = Job(f"local-{os.getpid()}", "local", Path(folder) if folder else None, nodes)
+    atexit.register(job.close)
+    try:
+        return job.hosts
+    except BaseException:
+        job.close()
+        raise
+
+
+_this_host: HostMesh | None = None
+
+
+def this_host() -> HostMesh:
+    """This machine as a host without dimensions; started once per program."""
+    global _this_host
+    with _lock:
+        if _this_host is None:
+            hosts = local_hosts(1)
+            _this_host = hosts.slice(hosts=0)
+        return _this_host
+
+
+def _adopt(job: Job) -> Job:
+    global _job
+    with _lock:
+        _job = job
+    atexit.register(job.close)
+    return job

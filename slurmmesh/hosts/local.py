@@ -1,0 +1,52 @@
+"""Hosts on this machine: agents as child processes over socket pairs, no port and no Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+
+from slurmmesh.hosts.controller import Controller, HostRecord
+
+_GRACE_S = 5.0
+
+
+class LocalAgent:
+    """A host agent that is our child. It leaves by itself when its link to us breaks."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def poll(self) -> str | None:
+        """None while it runs, else how it ended."""
+        code = self._process.poll()
+        return None if code is None else f"its agent exited with code {code}"
+
+    def kill(self) -> None:
+        """Wait until it is gone; end it the hard way if it does not leave."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def start_local_hosts(controller: Controller, names: list[str]) -> list[HostRecord]:
+    """Start an agent for each name."""
+    hosts = []
+    for name in names:
+        host = controller.add_host(name, address="127.0.0.1")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "slurmmesh.hosts.agent", "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C at the terminal is for the controller, which then ends its hosts in order.
+                start_new_session=True,
+            )
+        host.launched = LocalAgent(process)
+        controller.attach(host, ours)
+        hosts.append(host)
+    return hosts

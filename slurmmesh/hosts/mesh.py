@@ -1,0 +1,85 @@
+"""Meshes of hosts, as the user's program holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurmmesh.actors.mesh import ProcMesh
+from slurmmesh.errors import UsageError
+from slurmmesh.hosts.controller import Controller
+from slurmmesh.shape import Extent, Region, Shaped
+from slurmmesh.supervision import Supervision
+
+
+class HostMesh(Shaped):
+    """Hosts of a job. ``region`` covers their indices in the job."""
+
+    def __init__(self, controller: Controller, region: Region) -> None:
+        self._controller = controller
+        self._region = region
+
+    @property
+    def region(self) -> Region:
+        """Its shape, and the indices of its hosts in the job."""
+        return self._region
+
+    def __repr__(self) -> str:
+        return f"HostMesh({self.sizes}: {', '.join(self.names)})"
+
+    def _with_region(self, region: Region) -> HostMesh:
+        return HostMesh(self._controller, region)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the hosts."""
+        return [self._controller.hosts[index].name for index in self.region.ranks]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses under which the hosts reach each other."""
+        return [self._controller.hosts[index].address for index in self.region.ranks]
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        name: str = "procs",
+        *,
+        env: Mapping[str, str] | None = None,
+        preload: Sequence[str] = (),
+        supervise: Supervision | None = None,
+    ) -> ProcMesh:
+        """Start procs on each host; returns at once.
+
+        The mesh has the dimensions of this one followed by those of ``per_host``; ranks are
+        numbered row-major. Each proc gets ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` of its
+        mesh in the environment.
+
+        Args:
+            per_host: dimensions and sizes of what is started on each host; None for one proc.
+            name: label for logs, errors and reports; two spawns of one name are two meshes.
+            env: added to the environment of each proc.
+            preload: modules that each host imports once, before it forks the procs.
+            supervise: what to do when procs die; None: nothing is restarted.
+
+        Raises:
+            ValueError: a dimension twice, or a size below 1.
+            UsageError: the environment holds something other than text.
+        """
+        environment = dict(env or {})
+        for key, value in environment.items():
+            if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
+                raise UsageError(f"env needs text for names and values, not {key!r}: {value!r}")
+        inner = Extent.of(per_host or {})
+        extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
+        return self._controller.spawn_procs(
+            self.region.ranks,
+            Region(extent),
+            name,
+            env=environment,
+            preload=tuple(preload),
+            supervise=supervise,
+        )
+
+    def stop(self) -> None:
+        """End the job's hosts and all that runs on them. The mesh is of no use afterwards."""
+        self._controller.close()

@@ -1,0 +1,54 @@
+"""What the controller knows of each proc mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmmesh.actors.future import Future
+from slurmmesh.actors.mesh import ProcEvent
+from slurmmesh.errors import SupervisionError
+from slurmmesh.shape import Region
+from slurmmesh.supervision import MeshSupervisor
+from slurmmesh.wire.frames import Frame
+
+
+@dataclass
+class RankRecord:
+    """One rank: where it runs and whether it does."""
+
+    host: int
+    pid: int = 0
+    incarnation: int = 0
+    gone: bool = False
+
+
+@dataclass
+class MeshRecord:
+    """One proc mesh: its ranks, its rules, and how to build its actors again.
+
+    Attributes:
+        created: CREATE frames in the order they were sent, with the ranks each is for.
+        over: set when the mesh was stopped or given up; raised by later calls.
+        stops: futures of ``stop()`` with the ranks each still waits for.
+    """
+
+    id: int
+    name: str
+    region: Region
+    ranks: list[RankRecord]
+    env: dict[str, str]
+    preload: tuple[str, ...]
+    supervisor: MeshSupervisor
+    created: list[tuple[Frame, str]] = field(default_factory=list)
+    subscribers: list[Callable[[ProcEvent], Any]] = field(default_factory=list)
+    stops: list[tuple[set[int], Future[None]]] = field(default_factory=list)
+    over: SupervisionError | None = None
+
+    def by_host(self, ranks: tuple[int, ...]) -> dict[int, list[int]]:
+        """These ranks by the index of their host, order kept."""
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self.ranks[rank].host, []).append(rank)
+        return found

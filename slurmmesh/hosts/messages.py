@@ -1,0 +1,131 @@
+"""What the controller and a host agent say to each other. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slurmmesh.errors import ExitCause
+from slurmmesh.shape import Region
+from slurmmesh.wire.identity import Credentials
+
+
+@dataclass(frozen=True)
+class HostHello:
+    """Host to controller, first: I am here."""
+
+    pid: int
+    hostname: str
+    version: str
+
+
+@dataclass(frozen=True)
+class HostWelcome:
+    """Controller to host, in answer: who you are and how to behave.
+
+    Attributes:
+        name: of the host, unique in the job.
+        log: file for the output of all ranks; None for the agent's own stderr.
+        address: under which other hosts reach this one, as the controller sees it; empty
+            where the host knows better.
+        sys_path, cwd: of the user's program, so that its modules are found here.
+        heartbeat_s: how often to give a sign of life.
+        lease_s: without a sign of life of the controller for so long, end all procs and leave.
+    """
+
+    name: str
+    job_folder: str | None
+    log: str | None
+    address: str
+    sys_path: tuple[str, ...]
+    cwd: str
+    credentials: Credentials
+    heartbeat_s: float
+    lease_s: float
+
+
+@dataclass(frozen=True)
+class HostReady:
+    """Host to controller: procs can be spawned. ``address`` is where others reach this host."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class SpawnProcs:
+    """Start these ranks of a mesh. ``env`` is added to the environment of each."""
+
+    mesh: int
+    name: str
+    region: Region
+    ranks: tuple[int, ...]
+    incarnation: int
+    env: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StopProcs:
+    """End these ranks in order; kill what is left after ``grace_s`` seconds."""
+
+    mesh: int
+    ranks: tuple[int, ...]
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class SignalProcs:
+    """Send a signal. ``ordered``: the end it brings is wanted, not a failure."""
+
+    mesh: int
+    ranks: tuple[int, ...]
+    signum: int
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """End all procs in order, and then the agent."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class ProcStarted:
+    """Host to controller: a proc is up. ``at``: seconds since the epoch."""
+
+    mesh: int
+    rank: int
+    incarnation: int
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True)
+class ProcGone:
+    """Host to controller: a proc ended, or could not be started. All it sent came before this."""
+
+    mesh: int
+    rank: int
+    incarnation: int
+    cause: ExitCause
+    expected: bool
+    at: float
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """Host to fork server, together with three descriptors: link, stdout, stderr."""
+
+    env: dict[str, str]
+    preload: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    cwd: str
+    host_pid: int
+
+
+@dataclass(frozen=True)
+class ForkReply:
+    """Fork server to host: the pid, or why there is none."""
+
+    pid: int = 0
+    error: str = ""

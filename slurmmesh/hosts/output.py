@@ -1,0 +1,104 @@
+"""The output of all ranks of a host, in one file, each line with its rank."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import time
+
+from slurmmesh.wire.reactor import READ, Reactor
+
+TAIL_LINES = 20
+_CHUNK = 1 << 16
+_READS_A_TURN = 16
+_READS_AT_END = 256
+_MAX_LINE = 1 << 16
+
+
+class LogFile:
+    """Appends whole lines to a file, or to our own stderr. A full disk loses lines, not procs."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.dup(2) if path is None else os.open(path, flags, 0o600)
+
+    def write(self, lines: list[bytes], prefix: str) -> None:
+        """Write ``lines`` (without their ends), each behind time and prefix."""
+        now = time.time()
+        stamp = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
+        head = f"{stamp} {prefix}| ".encode()
+        with contextlib.suppress(OSError):
+            os.write(self._fd, b"".join(head + line + b"\n" for line in lines))
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+
+class Stream:
+    """One pipe of one proc: read in the agent's loop, cut into lines, written to the log.
+
+    A proc that floods is read in turns, so it does not hold up the others.
+    """
+
+    def __init__(self, reactor: Reactor, log: LogFile, prefix: str) -> None:
+        self._reactor = reactor
+        self._log = log
+        self._prefix = prefix
+        self._rest = b""
+        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._fd, False)
+        reactor.watch(self._fd, READ, lambda _events: self._read(_READS_A_TURN))
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines."""
+        return tuple(self._tail)
+
+    def close_write_end(self) -> None:
+        """Close our copy of the end that the proc has."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    def finish(self) -> None:
+        """Take what is still in the pipe, and close it."""
+        self.close_write_end()
+        if self._fd >= 0:
+            self._read(_READS_AT_END)  # bounded: an escaped grandchild may write for ever
+        self._close()
+
+    def _read(self, turns: int) -> bool:
+        """Read up to ``turns`` chunks. False when nothing more is there now."""
+        for _ in range(turns):
+            try:
+                data = os.read(self._fd, _CHUNK)
+            except BlockingIOError:
+                return False
+            if not data:
+                self._close()
+                return False
+            self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _MAX_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        if lines:
+            self._tail.extend(line.decode(errors="backslashreplace") for line in lines)
+            self._log.write(lines, self._prefix)
+
+    def _close(self) -> None:
+        if self._fd < 0:
+            return
+        if self._rest:
+            self._take(b"\n")
+        self._reactor.unwatch(self._fd)
+        os.close(self._fd)
+        self._fd = -1

@@ -1,0 +1,162 @@
+"""One proc as its host sees it: process, link, output, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slurmmesh.actors.messages import ProcWelcome, StopProc
+from slurmmesh.errors import ExitCause, LinkClosed
+from slurmmesh.hosts.linux import kill_group, oom_kills
+from slurmmesh.hosts.messages import ForkReply, ProcGone, SpawnProcs
+from slurmmesh.hosts.output import LogFile, Stream
+from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.links import Link
+from slurmmesh.wire.reactor import READ, Reactor, Timer
+
+
+class HostedProc:
+    """A proc from the request to start it until all it left is swept.
+
+    Its link exists from the beginning, so what is sent to it before it runs is kept for it.
+
+    Args:
+        on_frame: takes what the proc sends.
+        on_gone: told once, after the last frame of the proc.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        log: LogFile,
+        spawn: SpawnProcs,
+        rank: int,
+        host: str,
+        on_frame: Callable[[HostedProc, Frame], Any],
+        on_gone: Callable[[HostedProc, ProcGone], Any],
+    ) -> None:
+        self.mesh = spawn.mesh
+        self.mesh_name = spawn.name
+        self.rank = rank
+        self.incarnation = spawn.incarnation
+        self.pid = 0
+        self.expected = False
+        self.gone: ProcGone | None = None
+        self._host = host
+        self._reactor = reactor
+        self._on_gone = on_gone
+        self._pidfd = -1
+        self._grace: Timer | None = None
+        self._oom_kills = oom_kills()
+        prefix = f"{spawn.name}[{rank}] "
+        self._stdout = Stream(reactor, log, prefix)
+        self._stderr = Stream(reactor, log, prefix)
+        ours, self._theirs = socket.socketpair()
+        self._link = Link(
+            reactor,
+            ours,
+            authenticate=lambda _sock: f"{spawn.name}[{rank}]",  # nobody else has the other end
+            on_frame=lambda _link, frame: on_frame(self, frame),
+        )
+        self._link.start()
+
+    def fds(self) -> list[int]:
+        """The descriptors that the proc gets: link, stdout, stderr."""
+        return [self._theirs.fileno(), self._stdout.write_fd, self._stderr.write_fd]
+
+    def started(self, reply: ForkReply) -> None:
+        """Take the fork server's answer."""
+        self._theirs.close()
+        self._stdout.close_write_end()
+        self._stderr.close_write_end()
+        if not reply.pid:
+            self._end(detail=f"could not be started: {reply.error}")
+            return
+        self.pid = reply.pid
+        self._pidfd = os.pidfd_open(reply.pid)
+        self._reactor.watch(self._pidfd, READ, self._exited)
+        if self.expected:  # it was told to end before it had a pid
+            kill_group(self.pid)
+
+    def welcome(self, welcome: ProcWelcome) -> None:
+        """Tell the proc who it is."""
+        body, buffers = dumps(welcome)
+        self.send(Frame(Kind.WELCOME, body, buffers))
+
+    def send(self, frame: Frame) -> None:
+        """Send it a frame; one that is dying does not get it."""
+        with contextlib.suppress(LinkClosed):
+            self._link.send(frame)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the process; no matter if it is gone."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def stop(self, grace_s: float) -> None:
+        """End it in order; kill it after ``grace_s`` seconds."""
+        self.expected = True
+        self.send(Frame(Kind.CONTROL, dumps(StopProc())[0]))
+        if self._grace is None:
+            self._grace = self._reactor.call_later(grace_s, self.kill)
+
+    def kill(self) -> None:
+        """End it now, and all it started in its process group."""
+        self.expected = True
+        if self.pid and self.gone is None:
+            kill_group(self.pid)
+            self.signal(signal.SIGKILL)
+
+    def _exited(self, _events: int) -> None:
+        at = time.time()
+        status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        if status is None:
+            return
+        kill_group(self.pid)  # what it started and left behind
+        if status.si_code == os.CLD_EXITED:
+            self._end(at=at, exit_code=status.si_status)
+            return
+        detail = "core dumped" if status.si_code == os.CLD_DUMPED else ""
+        if status.si_status == signal.SIGKILL and oom_kills() > self._oom_kills:
+            detail = "the kernel killed for memory in this cgroup while it ran"
+        self._end(at=at, signum=status.si_status, detail=detail)
+
+    def _end(
+        self,
+        *,
+        at: float | None = None,
+        exit_code: int | None = None,
+        signum: int | None = None,
+        detail: str = "",
+    ) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+        self._link.drain()  # what it said before it died comes before the news of its death
+        self._link.close()
+        self._stdout.finish()
+        self._stderr.finish()
+        if self._pidfd >= 0:
+            self._reactor.unwatch(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        cause = ExitCause(
+            mesh=self.mesh_name,
+            rank=self.rank,
+            host=self._host,
+            pid=self.pid,
+            exit_code=exit_code,
+            signal=signum,
+            stderr_tail=self._stderr.tail,
+            detail=detail,
+        )
+        self.gone = ProcGone(
+            self.mesh, self.rank, self.incarnation, cause, self.expected, at or time.time()
+        )
+        self._on_gone(self, self.gone)
