@@ -1,0 +1,72 @@
+"""Settings: defaults, and ``SLURMMESH_*`` of the environment over them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmmesh.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a site or a user may set once for all jobs.
+
+    Attributes:
+        job_root: the folder of the job folders, absolute; all nodes must see it.
+        slurm_timeout_s: the longest any one command of Slurm may take.
+        slurm_patience_s: how long to go on asking while slurmctld refuses connections, as it
+            does while it restarts.
+        stop_grace_s: how long a stopped local job may take to end in order before it is killed.
+    """
+
+    job_root: Path
+    slurm_timeout_s: float = 30.0
+    slurm_patience_s: float = 5.0
+    stop_grace_s: float = 15.0
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process.
+
+    Raises:
+        ConfigError: a value that cannot be one, with the name of its variable.
+    """
+    environ = os.environ if environ is None else environ
+    defaults = Settings(job_root=_job_root(environ))
+    return Settings(
+        job_root=defaults.job_root,
+        slurm_timeout_s=_seconds(environ, "SLURM_TIMEOUT_S", defaults.slurm_timeout_s),
+        slurm_patience_s=_seconds(environ, "SLURM_PATIENCE_S", defaults.slurm_patience_s),
+        stop_grace_s=_seconds(environ, "STOP_GRACE_S", defaults.stop_grace_s),
+    )
+
+
+def _job_root(environ: Mapping[str, str]) -> Path:
+    text = environ.get("SLURMMESH_JOB_ROOT")
+    if text == "":
+        raise ConfigError("SLURMMESH_JOB_ROOT is empty: give a folder that all nodes see")
+    try:
+        return Path(os.path.abspath(os.path.expanduser(text or "slurmmesh-jobs")))
+    except FileNotFoundError:
+        raise ConfigError(
+            "the current folder no longer exists: change to another, or set SLURMMESH_JOB_ROOT "
+            "to an absolute path"
+        ) from None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    variable = f"SLURMMESH_{name}"
+    text = environ.get(variable)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{variable}={text!r} is no number of seconds over 0")
+    return value

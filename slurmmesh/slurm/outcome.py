@@ -1,0 +1,149 @@
+"""How a job ended, told from two witnesses: the record in its folder, and Slurm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK
+from slurmmesh.slurm.client import JobInfo
+from slurmmesh.slurm.states import JobState
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What the controller wrote into ``job.json``. ``exit_code`` is None until the program ends."""
+
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job: the code that ``submit --wait`` exits with, and why in words."""
+
+    exit_code: int
+    message: str
+
+
+_ENDS = {
+    JobState.CANCELLED: "was cancelled",
+    JobState.TIMEOUT: "reached its time limit; ask for more with --time",
+    JobState.NODE_FAIL: "lost the node that its controller ran on",
+    JobState.OUT_OF_MEMORY: "ran out of memory; ask for more with --sbatch=--mem=SIZE",
+    JobState.BOOT_FAIL: "did not start: a node failed to boot",
+    JobState.LAUNCH_FAILED: "did not start: its script could not be launched",
+    JobState.DEADLINE: "was ended at its deadline",
+    JobState.PREEMPTED: "was preempted by a job of higher priority",
+    JobState.REVOKED: "was taken over by another cluster of the federation",
+}
+# A job that waits for one of these will wait for ever unless somebody changes it or the cluster.
+_NEVER_STARTS = {
+    "PartitionNodeLimit": "it asks for more nodes than its partition has or allows",
+    "PartitionTimeLimit": "it asks for more time than its partition allows",
+    "BadConstraints": "no node has what it asks for",
+    "AccountNotAllowed": "its account may not use the partition",
+    "QOSNotAllowed": "its QOS may not use the partition",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "DependencyNeverSatisfied": "a job that it depends on did not end as it should",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "it is held; `scontrol release` lets it go",
+}
+_WAITS = {
+    "Resources": "the nodes it needs are busy",
+    "Priority": "jobs of higher priority are before it",
+    "Dependency": "it depends on another job",
+    "BeginTime": "its begin time is not yet there",
+    "ReqNodeNotAvail": "a node it names is not available",
+    "Reservation": "its reservation has not begun",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs running as your QOS allows",
+    "None": "Slurm has not looked at it yet",
+}
+
+
+def read_record(folder: Path) -> JobRecord | None:
+    """The record in a job folder; None if there is none, or none that can be read yet."""
+    try:
+        content = json.loads((folder / "job.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    code = content.get("exit_code")
+    return JobRecord(code if isinstance(code, int) else None)
+
+
+def explain_waiting(info: JobInfo) -> str:
+    """Why a job is not running, in words."""
+    reason = info.reason.partition(",")[0].strip()
+    words = _NEVER_STARTS.get(reason) or _WAITS.get(reason)
+    return f"{words} ({info.reason})" if words else info.reason or "Slurm gives no reason"
+
+
+def never_starts(info: JobInfo) -> bool:
+    """Whether a waiting job waits for something that time alone will not bring.
+
+    A job that somebody holds is left to whoever holds it.
+    """
+    reason = info.reason.partition(",")[0].strip()
+    return info.state.is_waiting and reason in _NEVER_STARTS and not reason.startswith("JobHeld")
+
+
+def judge(job: str, info: JobInfo | None, record: JobRecord | None) -> Outcome:
+    """How job ``job`` ended. Call it when Slurm's word is final, or Slurm knows it no more.
+
+    The program's own exit code counts if it ended by itself. A job that Slurm ended has failed,
+    whatever its program still managed to write. Where the witnesses differ, both are told. What
+    nobody vouches for is no success.
+    """
+    code = record.exit_code if record else None
+    state = info.state if info else JobState.UNKNOWN
+    if info and state in _ENDS:
+        return Outcome(EXIT_JOB_FAILED, f"job {job} {_how_slurm_ended_it(info, code)}")
+    if code is None:
+        return _without_record(job, info)
+    told_by_slurm = _slurm_code(info) if info and state.is_over else code
+    if told_by_slurm == code:
+        return Outcome(code, f"job {job} {_ended(code)}")
+    return Outcome(
+        code or told_by_slurm,
+        f"job {job}: its record says that the program {_ended(code)}, but Slurm says "
+        f"{state.value} with exit code {told_by_slurm}",
+    )
+
+
+def _how_slurm_ended_it(info: JobInfo, code: int | None) -> str:
+    if info.state is JobState.CANCELLED and not info.nodes:
+        return "was cancelled while it was waiting to start"
+    how = _ENDS[info.state]
+    return f"{how} (its record says that the program {_ended(0)} before)" if code == 0 else how
+
+
+def _without_record(job: str, info: JobInfo | None) -> Outcome:
+    if info is None or info.state is JobState.UNKNOWN:
+        return Outcome(
+            EXIT_JOB_FAILED,
+            f"job {job} is gone: Slurm does not know it any more, and its folder has no record of "
+            "its end",
+        )
+    if info.state.is_success:
+        return Outcome(
+            EXIT_OK, f"job {job} ended well by Slurm's word, but its folder has no record of that"
+        )
+    code = _slurm_code(info)
+    return Outcome(
+        code,
+        f"job {job} ended without a record in its folder; Slurm says {info.state.value} with exit "
+        f"code {code}",
+    )
+
+
+def _ended(code: int) -> str:
+    return "ended well" if code == EXIT_OK else f"failed with exit code {code}"
+
+
+def _slurm_code(info: JobInfo) -> int:
+    """As a shell would tell it. A failure without a code or signal still is one."""
+    code = 128 + info.signal if info.signal else info.exit_code
+    return code or (EXIT_OK if info.state.is_success else EXIT_JOB_FAILED)

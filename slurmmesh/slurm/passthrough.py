@@ -1,0 +1,95 @@
+"""Options of sbatch that slurmmesh does not know and hands on as they are."""
+
+from __future__ import annotations
+
+import re
+
+from slurmmesh.errors import UsageError
+from slurmmesh.slurm.quoting import directive_value
+
+_LONG = re.compile(r"--([A-Za-z][A-Za-z0-9-]*)(?:(?:=|\s+)(.*))?", re.DOTALL)
+_SHORT = re.compile(r"-([A-Za-z])\s*(.*)", re.DOTALL)
+
+_OURS = "slurmmesh sets it itself"
+# Why an option cannot be handed on: it has a flag of its own, or the job would not work.
+_REFUSED = {
+    "nodes": "use --nodes",
+    "gpus-per-node": "use --gpus-per-node",
+    "cpus-per-task": "use --cpus-per-task",
+    "time": "use --time",
+    "partition": "use --partition",
+    "job-name": "use --job-name",
+    "ntasks": "slurmmesh starts one host a node and the processes in it; use --nodes",
+    "ntasks-per-node": "slurmmesh starts one host a node and the processes in it",
+    "array": "a slurmmesh job is one job",
+    "output": "the logs of a job are in its folder; SLURMMESH_JOB_ROOT says where",
+    "error": "the logs of a job are in its folder; SLURMMESH_JOB_ROOT says where",
+    "chdir": "change to that folder before you submit",
+    "wrap": "the job runs SCRIPT",
+    "wait": "use --wait of slurmmesh.submit, before SCRIPT",
+    "parsable": "use --parsable of slurmmesh.submit",
+    "test-only": "use --dry-run to see the script",
+    "no-kill": _OURS,
+    "no-requeue": _OURS,
+    "requeue": "a slurmmesh job replaces what died and is never restarted",
+    "hetjob": "a slurmmesh job is one job",
+    "help": "it submits nothing",
+    "usage": "it submits nothing",
+    "version": "it submits nothing",
+}
+_LONG_OF_SHORT = {
+    "N": "nodes",
+    "c": "cpus-per-task",
+    "t": "time",
+    "p": "partition",
+    "J": "job-name",
+    "n": "ntasks",
+    "a": "array",
+    "o": "output",
+    "e": "error",
+    "D": "chdir",
+    "W": "wait",
+    "k": "no-kill",
+    "h": "help",
+    "V": "version",
+}
+# Options of their own whose names begin a refused one; any other beginning is an abbreviation.
+_NOT_ABBREVIATED = {"gpus"}
+
+
+def directive_of(text: str) -> str:
+    """The ``#SBATCH`` text of one option as a user gives it: ``--account=x``, ``-A x``, ``-H``.
+
+    Everything after the name is the value, as it is; quotes are the user's own characters.
+
+    Raises:
+        UsageError: no option, or one that slurmmesh must set itself.
+    """
+    text = text.strip()
+    if match := _LONG.fullmatch(text):
+        name, value = match.groups()
+        _refuse(text, _refused_name(name))
+        option = f"--{name}"
+        return option if value is None else f"{option}={directive_value(value, option)}"
+    if match := _SHORT.fullmatch(text):
+        name, value = match.groups()
+        _refuse(text, _LONG_OF_SHORT.get(name))
+        option = f"-{name}"
+        return f"{option} {directive_value(value, option)}" if value else option
+    raise UsageError(f"--sbatch {text!r} is no option of sbatch: write it as --sbatch=--account=me")
+
+
+def _refused_name(name: str) -> str | None:
+    """The refused option that ``name`` is, or abbreviates as getopt allows."""
+    if name in _REFUSED:
+        return name
+    if name in _NOT_ABBREVIATED:
+        return None
+    return next((refused for refused in _REFUSED if refused.startswith(name)), None)
+
+
+def _refuse(text: str, refused: str | None) -> None:
+    if refused in _REFUSED:
+        raise UsageError(
+            f"--sbatch {text!r} cannot be handed on (--{refused}): {_REFUSED[refused]}"
+        )

@@ -1,0 +1,117 @@
+"""Watching a job until it is over, with few questions to Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurmmesh.errors import SubmitError
+from slurmmesh.slurm.client import JobInfo, JobRef, SlurmClient
+from slurmmesh.slurm.outcome import Outcome, explain_waiting, judge, never_starts, read_record
+
+_FIRST_INTERVAL_S = 0.5
+_LONGEST_INTERVAL_S = 5.0
+# When the program has said that it ended, Slurm is asked this often and this long to confirm it.
+_CONFIRM_INTERVAL_S = 0.2
+_CONFIRM_FOR_S = 10.0
+
+
+class JobWatch:
+    """The life of one job, from what its folder and Slurm tell.
+
+    Slurm's silence ends nothing: the job goes on without slurmctld, so the watch does too.
+    ``tell`` gets a line for each change.
+    """
+
+    def __init__(
+        self, client: SlurmClient, ref: JobRef, folder: Path, tell: Callable[[str], None]
+    ) -> None:
+        self.outcome: Outcome | None = None
+        self._client = client
+        self._ref = ref
+        self._folder = folder
+        self._tell = tell
+        self._told = ""
+        self._info: JobInfo | None = None
+        self._interval_s = _FIRST_INTERVAL_S
+        self._next_question = time.monotonic()
+        self._confirm_until: float | None = None
+
+    def has_started(self) -> bool:
+        """Whether the job folder is there; its logs can be followed from then on."""
+        return self._folder.is_dir()
+
+    def is_over(self) -> bool:
+        """Whether the job has ended; then ``outcome`` is set. Cheap: call it often.
+
+        Raises:
+            SubmitError: the job can never start; it has been cancelled.
+        """
+        if self.outcome is not None:
+            return True
+        record = read_record(self._folder)
+        ended = record is not None and record.exit_code is not None
+        now = time.monotonic()
+        if ended and self._confirm_until is None:
+            self._confirm_until = now + _CONFIRM_FOR_S
+            self._next_question = now
+        if now < self._next_question:
+            return False
+        known = self._ask()
+        confirmed = known and (self._info is None or self._info.state.is_over)
+        if confirmed or (self._confirm_until is not None and now > self._confirm_until):
+            # The record may have come between the two looks.
+            self.outcome = judge(str(self._ref), self._info, read_record(self._folder))
+            return True
+        self._plan_next_question(ended)
+        return False
+
+    def check_can_start(self) -> None:
+        """Cancel a job that waits for what will not come.
+
+        Raises:
+            SubmitError: it was such a job.
+        """
+        if self._info is None or not never_starts(self._info):
+            return
+        self._client.cancel(self._ref)
+        raise SubmitError(
+            f"job {self._ref} can never start, so it was cancelled",
+            slurm_message=self._info.reason,
+            advice=explain_waiting(self._info),
+        )
+
+    def look(self) -> None:
+        """Ask Slurm once, out of turn; no answer is no matter."""
+        self._ask()
+
+    def _ask(self) -> bool:
+        """Whether Slurm answered; then ``_info`` is new."""
+        try:
+            self._info = self._client.job(self._ref)
+        except SubmitError as error:
+            self._say(f"{error.message}; the job does not need it, so the watch goes on")
+            return False
+        self.check_can_start()
+        if self._info is not None:
+            self._say_state(self._info)
+        return True
+
+    def _say_state(self, info: JobInfo) -> None:
+        if info.state.is_waiting:
+            self._say(f"job {self._ref} is waiting: {explain_waiting(info)}")
+        elif not info.state.is_over and info.nodes:
+            self._say(f"job {self._ref} is running on {info.nodes}")
+
+    def _say(self, line: str) -> None:
+        if line != self._told:
+            self._told = line
+            self._tell(line)
+
+    def _plan_next_question(self, ended: bool) -> None:
+        if ended:
+            self._interval_s = _CONFIRM_INTERVAL_S
+        else:
+            self._interval_s = min(self._interval_s * 1.5, _LONGEST_INTERVAL_S)
+        self._next_question = time.monotonic() + self._interval_s
