@@ -1,0 +1,64 @@
+"""Writes files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from slurmmesh.errors import ReportError
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, if it is not there.
+
+    Raises:
+        ReportError: it cannot be made, or is no folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader finds the old content or the new, nothing between.
+
+    Raises:
+        ReportError: the folder cannot be written to, or the disk is full.
+    """
+    with _replacing(path) as file:
+        file.write(content)
+
+
+def copy_whole(source: Path, path: Path) -> None:
+    """Copy a file as :func:`write_whole` writes one; nothing to do if both are the same file.
+
+    Raises:
+        ReportError: as there, or the source cannot be read.
+    """
+    if path.exists() and os.path.samefile(source, path):
+        return
+    with _replacing(path) as file, open(source, "rb") as original:
+        shutil.copyfileobj(original, file)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file beside ``path`` that takes its place at the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            # Some file systems tell of a full disk, or a full quota, only now.
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

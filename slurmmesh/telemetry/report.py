@@ -1,0 +1,119 @@
+"""Writes the report of a run: ``report.html``, ``summary.json`` and its event log, in one folder.
+
+python -m slurmmesh.telemetry.report EVENTS_OR_JOBDIR [--out DIR] [--baseline DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slurmmesh.errors import MissingDependencyError, SlurmmeshError, UsageError
+from slurmmesh.telemetry import page, plots
+from slurmmesh.telemetry.files import copy_whole, make_folder, write_whole
+from slurmmesh.telemetry.history import RunHistory
+from slurmmesh.telemetry.summary import summarize
+from slurmmesh.telemetry.tail import EventTail, find_event_log
+
+
+def read_history(events_path: Path | str) -> RunHistory:
+    """Return the history of an event log, or of the one in a folder.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    path = find_event_log(events_path)
+    history, tail = RunHistory(), EventTail(path)
+    while True:
+        try:
+            events = tail.read()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        for event in events:
+            history.add(event)
+        if tail.at_end:
+            break
+    history.malformed += tail.malformed
+    return history
+
+
+def write_report(
+    events_path: Path | str, out_dir: Path | str, baseline: Path | str | None = None
+) -> Path:
+    """Write report.html, summary.json and a copy of the event log; return the page's path.
+
+    Without matplotlib the page has no plots and says how to get them. Files that are there
+    already are replaced, each at once.
+
+    Args:
+        events_path: an event log, or a job folder with one.
+        out_dir: the folder to write into; made if it is not there. May be the log's own.
+        baseline: the same training without faults, to compare with: an event log, or a folder
+            with one, or a folder with a ``summary.json`` alone (then its loss curve is missing).
+
+    Raises:
+        UsageError: an event log is not there or cannot be read.
+        ReportError: ``out_dir`` cannot be written to, or is full.
+    """
+    source, folder = find_event_log(events_path), Path(out_dir)
+    history = read_history(source)
+    summary = summarize(history)
+    other_history, other_summary = (None, None) if baseline is None else _baseline(Path(baseline))
+    notes = []
+    try:
+        drawn = plots.draw(history, other_history)
+    except MissingDependencyError as error:
+        drawn = []
+        notes.append(f"This page has no plots: {error}")
+    html = page.render(history, summary, drawn, other_summary, notes)
+    make_folder(folder)
+    copy_whole(source, folder / "events.jsonl")
+    write_whole(folder / "summary.json", _json(summary))
+    write_whole(folder / "report.html", html.encode())
+    return folder / "report.html"
+
+
+def _json(summary: dict[str, Any]) -> bytes:
+    return (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode()
+
+
+def _baseline(place: Path) -> tuple[RunHistory | None, dict[str, Any]]:
+    """The history of the baseline, if its log is there, and its summary."""
+    summary_path = place / "summary.json"
+    if not summary_path.is_file() or (place / "events.jsonl").is_file():
+        history = read_history(place)
+        return history, summarize(history)
+    try:
+        summary = json.loads(summary_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the baseline's {summary_path}: {error}") from error
+    if not isinstance(summary, dict) or "final_loss" not in summary:
+        raise UsageError(f"{summary_path} is no summary of a run")
+    return None, summary
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m slurmmesh.telemetry.report",
+        description="Write the report of a job: report.html, summary.json and its event log.",
+    )
+    parser.add_argument("events", metavar="EVENTS_OR_JOBDIR", help="a job folder or events.jsonl")
+    parser.add_argument("--out", metavar="DIR", help="where to write (default: beside the log)")
+    parser.add_argument("--baseline", metavar="DIR", help="the same run without faults")
+    arguments = parser.parse_args(argv)
+    try:
+        out = arguments.out or find_event_log(arguments.events).parent
+        print(write_report(arguments.events, out, arguments.baseline))
+    except SlurmmeshError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
