@@ -55,7 +55,7 @@ class HostDown:
 
 @dataclass(frozen=True)
 class CannotStart:
-    """Ranks cannot be started again, and trying more often would not help: no place is left."""
+    """Ranks were to be started and cannot be; trying again would not help: no place is left."""
 
     ranks: tuple[int, ...]
     detail: str

@@ -30,6 +30,15 @@ class FailureWindow:
         if self._failures:
             self._failures[-1][1].extend(causes)
 
+    def mended(self, now: float) -> None:
+        """The newest failure led to a restart only now: it counts from now.
+
+        Ending the other ranks takes time; without this a mesh that is slow to end could be
+        restarted more often than the window allows.
+        """
+        _, causes = self._failures.pop()
+        self._failures.append((now, causes))
+
     @property
     def causes(self) -> tuple[ExitCause, ...]:
         """The deaths of all failures in the window, oldest first."""

@@ -120,8 +120,8 @@ class MeshSupervisor:
 
     def _on_host_down(self, event: HostDown, now: float) -> list[Action]:
         causes = []
-        for number in sorted(set(event.ranks)):
-            rank = self._rank(number)
+        numbers = sorted(set(event.ranks))
+        for number, rank in [(number, self._rank(number)) for number in numbers]:
             if rank.state in _RUNNING:
                 detail = f"its host is lost: {event.detail}" if event.detail else "its host is lost"
                 causes.append(ExitCause(self.mesh, number, event.host, rank.pid, detail=detail))
@@ -131,9 +131,8 @@ class MeshSupervisor:
         return [*reports, *self._mend(causes, now)]
 
     def _on_cannot_start(self, event: CannotStart) -> list[Action]:
-        for number in event.ranks:
-            rank = self._rank(number)
-            if rank.state not in _GONE:
+        for rank in [self._rank(number) for number in event.ranks]:
+            if rank.state in (_State.STARTING, _State.ENDING):
                 rank.state = _State.DOWN
         if self.spec is None or self.ended:
             return []
@@ -160,6 +159,7 @@ class MeshSupervisor:
         else:
             self._window.note(causes)
         if self._wave and all(self._ranks[number].state in _GONE for number in self._wave):
+            self._window.mended(now)
             actions.append(self._restart())
         return actions
 
