@@ -32,6 +32,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The machines are shared: how long an example takes says nothing.
+settings.register_profile("shared-machine", deadline=None)
+settings.load_profile("shared-machine")
 
 # Pools that a library starts once in a process and keeps; they end with the process.
 POOL_THREADS = ("OtelPeriodicExporting", "OtelBatch", "pymp-", "ThreadPoolExecutor-torch")

@@ -1,0 +1,74 @@
+"""Futures: asked by many, awaited, timed out, settled once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from slurmmesh.actors import Future
+from slurmmesh.errors import CallTimeout
+
+
+def test_a_timeout_does_not_spoil_it():
+    future: Future[int] = Future("the step")
+    with pytest.raises(CallTimeout, match="the step"):
+        future.get(0.0)
+    assert isinstance(future.exception(0.0), CallTimeout)
+    future.set_result(3)
+    assert future.get() == 3
+    assert future.exception() is None
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout: float):
+    with pytest.raises(ValueError, match="timeout"):
+        Future().get(timeout)
+
+
+def test_every_thread_that_asks_gets_the_error():
+    future: Future[int] = Future()
+    seen: list[BaseException | None] = []
+    threads = [threading.Thread(target=lambda: seen.append(future.exception(10))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    error = KeyError("k")
+    future.set_exception(error)
+    future.set_result(1)
+    for thread in threads:
+        thread.join()
+    assert seen == [error] * 8
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            future.get()
+
+
+def test_it_can_be_awaited_twice_and_from_two_tasks():
+    future: Future[str] = Future()
+
+    async def ask() -> list[str]:
+        tasks = [asyncio.create_task(_await(future)) for _ in range(2)]
+        await asyncio.sleep(0)
+        threading.Thread(target=future.set_result, args=("x",)).start()
+        return [*await asyncio.gather(*tasks), await future]
+
+    assert asyncio.run(ask()) == ["x", "x", "x"]
+
+
+async def _await(future: Future[str]) -> str:
+    return await future
+
+
+def test_a_cancelled_waiter_leaves_the_future_usable():
+    future: Future[str] = Future()
+
+    async def cancel() -> None:
+        task = asyncio.create_task(_await(future))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(cancel())
+    future.set_result("late")
+    assert future.get() == "late"

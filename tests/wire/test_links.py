@@ -1,0 +1,206 @@
+"""Links over real sockets: order, large payloads, threads, cuts at any byte, strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from slurmmesh.errors import IdentityError, LinkClosed
+from slurmmesh.wire import Frame, Kind, Link, Listener, Reactor, same_user, wrap
+from slurmmesh.wire.identity import JobAuthority, client_context, peer_name, server_context
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    loop = Reactor()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield loop
+    loop.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+class Side:
+    """One side of a link, with what it got in queues."""
+
+    def __init__(self, reactor: Reactor, sock: socket.socket, authenticate=same_user) -> None:
+        self.opened: queue.Queue[str] = queue.Queue()
+        self.frames: queue.Queue[Frame] = queue.Queue()
+        self.closed: queue.Queue[str] = queue.Queue()
+        self.link = Link(
+            reactor,
+            sock,
+            authenticate=authenticate,
+            on_open=lambda link: self.opened.put(link.peer),
+            on_frame=lambda _link, frame: self.frames.put(frame),
+            on_close=lambda _link, reason: self.closed.put(reason),
+        )
+        reactor.call_soon(self.link.start)
+
+
+@pytest.fixture
+def pair(reactor: Reactor) -> Iterator[tuple[Side, Side]]:
+    a, b = (Side(reactor, sock) for sock in socket.socketpair())
+    yield a, b
+    for side in (a, b):
+        side.link.close()
+        side.closed.get(timeout=10)
+
+
+def test_frames_of_many_threads_arrive_whole_and_each_thread_in_order(pair):
+    a, b = pair
+    a.opened.get(timeout=10)
+    per_thread, threads = 300, 4
+
+    def send(number: int) -> None:
+        for index in range(per_thread):
+            a.link.send(Frame(Kind.CALL, b"x" * (index * 37 % 5000), call=index, mesh=number))
+
+    workers = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    seen: dict[int, list[int]] = {}
+    for _ in range(per_thread * threads):
+        frame = b.frames.get(timeout=10)
+        assert len(frame.body) == frame.call * 37 % 5000
+        seen.setdefault(frame.mesh, []).append(frame.call)
+    for worker in workers:
+        worker.join()
+    assert seen == {number: list(range(per_thread)) for number in range(threads)}
+
+
+def test_a_payload_larger_than_every_buffer_arrives(pair):
+    a, b = pair
+    payload = bytes(range(256)) * (1 << 16)
+    a.link.send(Frame(Kind.RESULT, b"body", [payload, b"", b"end"]))
+    frame = b.frames.get(timeout=30)
+    assert [bytes(buffer) for buffer in frame.buffers] == [payload, b"", b"end"]
+
+
+def test_a_slow_reader_holds_the_sender_back(reactor):
+    ours, theirs = socket.socketpair()
+    side = Side(reactor, ours)
+    side.opened.get(timeout=10)
+    sent = threading.Semaphore(0)
+
+    def flood() -> None:
+        with contextlib.suppress(LinkClosed):
+            while True:
+                side.link.send(Frame(Kind.CALL, bytes(32 << 20)))
+                sent.release()
+
+    sender = threading.Thread(target=flood)
+    sender.start()
+    assert sent.acquire(timeout=10)
+    assert side.link._queued <= (64 + 32) << 20
+    theirs.close()
+    assert side.closed.get(timeout=10)
+    sender.join(10)
+    assert not sender.is_alive()
+
+
+def test_a_stream_cut_at_any_byte_closes_the_link_and_gives_only_whole_frames(reactor):
+    stream = b"".join(
+        bytes(part) for index in range(2) for part in Frame(Kind.CALL, b"abc", call=index).parts()
+    )
+    for cut in range(len(stream) + 1):
+        ours, theirs = socket.socketpair()
+        side = Side(reactor, ours)
+        theirs.sendall(stream[:cut])
+        theirs.close()
+        reason = side.closed.get(timeout=10)
+        whole, rest = divmod(cut, len(stream) // 2)
+        assert side.frames.qsize() == whole
+        assert reason == ("cut in the middle of a frame" if rest else "closed by the peer")
+
+
+def test_sending_on_a_closed_link_is_an_error(reactor):
+    side = Side(reactor, socket.socketpair()[0])
+    side.closed.get(timeout=10)
+    with pytest.raises(LinkClosed):
+        side.link.send(Frame(Kind.PING))
+
+
+def test_a_peer_of_another_user_is_refused(reactor):
+    def other_user(_sock: socket.socket) -> str:
+        raise IdentityError("refused: another user")
+
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"".join(bytes(part) for part in Frame(Kind.CALL, b"evil").parts()))
+    side = Side(reactor, ours, authenticate=other_user)
+    assert side.closed.get(timeout=10) == "refused: another user"
+    assert side.frames.empty()
+    theirs.close()
+
+
+class Server:
+    """A listener whose links are kept."""
+
+    def __init__(self, reactor: Reactor, authority: JobAuthority) -> None:
+        self.sides: queue.Queue[Side] = queue.Queue()
+        self.listener = Listener(
+            reactor,
+            server_context(authority.issue("controller")),
+            lambda sock: self.sides.put(Side(reactor, sock, authenticate=peer_name)),
+            address="127.0.0.1",
+        )
+        reactor.call_soon(self.listener.start)
+
+
+@pytest.fixture
+def server(reactor: Reactor) -> Iterator[Server]:
+    made = Server(reactor, JobAuthority("job-1"))
+    yield made
+    done = threading.Event()
+    reactor.call_soon(lambda: (made.listener.close(), done.set()))
+    assert done.wait(10)
+
+
+def connect(reactor: Reactor, server: Server, context: ssl.SSLContext) -> Side:
+    raw = socket.create_connection(("127.0.0.1", server.listener.port), timeout=10)
+    return Side(reactor, wrap(raw, context, server_side=False), authenticate=peer_name)
+
+
+def test_members_of_one_job_talk_over_tls(reactor):
+    authority = JobAuthority("job-1")
+    server = Server(reactor, authority)
+    client = connect(reactor, server, client_context(authority.issue("host-3")))
+    payload = bytes(3 << 20)
+    client.link.send(Frame(Kind.CALL, b"hello", [payload]))
+    accepted = server.sides.get(timeout=10)
+    frame = accepted.frames.get(timeout=20)
+    assert (accepted.link.peer, client.link.peer) == ("host-3", "controller")
+    assert (bytes(frame.body), len(frame.buffers[0])) == (b"hello", len(payload))
+    accepted.link.send(Frame(Kind.RESULT, b"answer"))
+    assert bytes(client.frames.get(timeout=10).body) == b"answer"
+    client.link.close()
+    assert accepted.closed.get(timeout=10)
+    assert client.closed.get(timeout=10)
+    reactor.call_soon(server.listener.close)
+
+
+def test_a_certificate_of_another_job_opens_nothing(reactor, server):
+    client = connect(reactor, server, client_context(JobAuthority("job-1").issue("host-3")))
+    assert client.closed.get(timeout=10)
+    accepted = server.sides.get(timeout=10)
+    assert accepted.closed.get(timeout=10)
+    assert accepted.frames.empty()
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.0\r\n\r\n", b"SM\x01\x03" + bytes(100)])
+def test_a_stranger_without_tls_is_not_listened_to(reactor, server, words: bytes):
+    with socket.create_connection(("127.0.0.1", server.listener.port), timeout=10) as stranger:
+        stranger.sendall(words)
+        with contextlib.suppress(OSError):  # the other side may have hung up already
+            stranger.shutdown(socket.SHUT_WR)
+        accepted = server.sides.get(timeout=10)
+        assert accepted.closed.get(timeout=10)
+    assert accepted.frames.empty()
+    assert accepted.opened.empty()
