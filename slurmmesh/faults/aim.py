@@ -10,7 +10,12 @@ from slurmmesh.faults.schedule import Shot
 
 @dataclass(frozen=True)
 class Target:
-    """A process that may be hit, as it is now. ``ready``: its replica takes part in training."""
+    """A process that may be hit, as it is now.
+
+    Attributes:
+        pid: of the present process: another one after each restart.
+        ready: it takes part in training.
+    """
 
     replica: int
     mesh: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -69,6 +70,7 @@ class Injector:
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
         self._thread = threading.Thread(target=self._run, name="fault-injector", daemon=True)
+        self._shot: dict[tuple[str, int], int] = {}  # (mesh, rank) -> pid that was hit last
         self.fired = 0
         self.skipped = 0
 
@@ -106,7 +108,7 @@ class Injector:
 
     def _shoot(self, shot: Shot) -> None:
         try:
-            decision = aim(shot, self._targets(), self._survivors)
+            decision = aim(shot, self._present_targets(), self._survivors)
         except Exception as error:
             self._skip(shot, f"the targets are not known: {error}")
             return
@@ -130,7 +132,24 @@ class Injector:
             # The job goes on without this fault; a report must not count it as one.
             self._emit("fault_failed", **who, error=f"{type(error).__name__}: {error}")
             return
+        self._shot[target.mesh, target.rank] = target.pid
         self.fired += 1
+
+    def _present_targets(self) -> list[Target]:
+        """The targets, of which those hit already are not ready until they were replaced.
+
+        News of a death takes a moment: two shots close together must not both find the victim
+        of the first alive, or the second takes the last replica to heal from.
+        """
+        targets = []
+        for target in self._targets():
+            key = target.mesh, target.rank
+            if self._shot.get(key) == target.pid and target.ready:
+                targets.append(replace(target, ready=False))
+            else:
+                self._shot.pop(key, None)
+                targets.append(target)
+        return targets
 
     def _skip(self, shot: Shot, reason: str) -> None:
         self.skipped += 1
