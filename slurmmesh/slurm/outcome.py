@@ -71,7 +71,8 @@ def read_record(folder: Path) -> JobRecord | None:
     if not isinstance(content, dict):
         return None
     code = content.get("exit_code")
-    return JobRecord(code if isinstance(code, int) else None)
+    # A process ends with the low byte of what it was told to.
+    return JobRecord(code & 0xFF if isinstance(code, int) else None)
 
 
 def explain_waiting(info: JobInfo) -> str:

@@ -69,4 +69,9 @@ def output_pattern(folder: object) -> str:
             f"Slurm cannot write into {text!r}, because of the backslash: "
             "set SLURMMESH_JOB_ROOT to another folder"
         )
-    return text.replace("%", "%%") + "/%j.out"
+    return literal_pattern(text) + "/%j.out"
+
+
+def literal_pattern(path: object) -> str:
+    """A path as part of a file name pattern of sbatch or srun that stands for itself."""
+    return str(path).replace("%", "%%")

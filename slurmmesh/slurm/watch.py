@@ -58,8 +58,8 @@ class JobWatch:
             self._next_question = now
         if now < self._next_question:
             return False
-        known = self._ask()
-        confirmed = known and (self._info is None or self._info.state.is_over)
+        answered = self.look()
+        confirmed = answered and (self._info is None or self._info.state.is_over)
         if confirmed or (self._confirm_until is not None and now > self._confirm_until):
             # The record may have come between the two looks.
             self.outcome = judge(str(self._ref), self._info, read_record(self._folder))
@@ -67,35 +67,27 @@ class JobWatch:
         self._plan_next_question(ended)
         return False
 
-    def check_can_start(self) -> None:
-        """Cancel a job that waits for what will not come.
+    def look(self) -> bool:
+        """Ask Slurm once, out of turn; returns whether it answered.
 
         Raises:
-            SubmitError: it was such a job.
+            SubmitError: the job waits for what will not come; it has been cancelled.
         """
-        if self._info is None or not never_starts(self._info):
-            return
-        self._client.cancel(self._ref)
-        raise SubmitError(
-            f"job {self._ref} can never start, so it was cancelled",
-            slurm_message=self._info.reason,
-            advice=explain_waiting(self._info),
-        )
-
-    def look(self) -> None:
-        """Ask Slurm once, out of turn; no answer is no matter."""
-        self._ask()
-
-    def _ask(self) -> bool:
-        """Whether Slurm answered; then ``_info`` is new."""
         try:
             self._info = self._client.job(self._ref)
         except SubmitError as error:
             self._say(f"{error.message}; the job does not need it, so the watch goes on")
             return False
-        self.check_can_start()
-        if self._info is not None:
-            self._say_state(self._info)
+        if self._info is None:
+            return True
+        if never_starts(self._info):
+            self._client.cancel(self._ref)
+            raise SubmitError(
+                f"job {self._ref} can never start, so it was cancelled",
+                slurm_message=self._info.reason,
+                advice=explain_waiting(self._info),
+            )
+        self._say_state(self._info)
         return True
 
     def _say_state(self, info: JobInfo) -> None:

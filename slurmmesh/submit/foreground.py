@@ -1,0 +1,141 @@
+"""A job on this machine: the controller as our child, followed until it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurmmesh.config import Settings
+from slurmmesh.errors import SetupError
+from slurmmesh.hosts.linux import become_subreaper, kill_group, sweep_children
+from slurmmesh.slurm.job import SlurmJob
+from slurmmesh.submit.interrupts import Interrupts
+
+_PR_SET_PDEATHSIG = 1
+# From the SIGTERM that ends a program's patience to SIGKILL.
+_LAST_GRACE_S = 5.0
+
+
+class Foreground:
+    """The controller of one local job.
+
+    Ctrl-C and SIGTERM are passed on to it alone: it ends its hosts in order. A second one, or
+    ``stop_grace_s`` without an end, makes it harder: SIGTERM, then SIGKILL. If this process is
+    killed the controller gets SIGTERM from the kernel.
+    """
+
+    def __init__(
+        self,
+        job: SlurmJob,
+        job_id: str,
+        folder: Path,
+        settings: Settings,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._steps: list[int] = []
+        self._deadline = 0.0
+        become_subreaper()  # what the controller leaves behind comes to us, to be ended
+        prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+        def end_with_parent() -> None:
+            prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        with open(folder / "controller.log", "ab") as log:
+            try:
+                self._process = subprocess.Popen(
+                    [job.python, "-u", "-m", "slurmmesh.hosts.program", *job.argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **_job_variables(job, job_id, folder)},
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+            except OSError as error:
+                raise SetupError(f"the controller could not be started: {error}") from error
+
+    def is_over(self) -> bool:
+        """Whether the controller has ended. Call it often: it also runs the escalation."""
+        if self._process.poll() is not None:
+            return True
+        if self._steps and time.monotonic() > self._deadline:
+            self._harder()
+        return False
+
+    def stop(self, signum: int) -> None:
+        """Ask the controller to end in order; if it was asked before, make it harder."""
+        if self._steps:
+            self._harder()
+        else:
+            self._tell("stopping the job; once more to hurry it")
+            self._send(signum, self._settings.stop_grace_s)
+
+    def finish(self) -> int:
+        """End whatever is left; returns the controller's exit code as a shell tells it."""
+        kill_group(self._process.pid)
+        code = self._process.wait()
+        sweep_children()
+        return code if code >= 0 else 128 - code
+
+    def _harder(self) -> None:
+        if signal.SIGTERM not in self._steps:
+            self._send(signal.SIGTERM, _LAST_GRACE_S)
+        else:
+            self._tell("the job does not stop by itself: killing it")
+            self._send(signal.SIGKILL, _LAST_GRACE_S)
+
+    def _send(self, signum: int, grace_s: float) -> None:
+        self._steps.append(signum)
+        self._deadline = time.monotonic() + grace_s
+        self._process.send_signal(signum)
+
+
+def run(
+    job: SlurmJob,
+    job_id: str,
+    folder: Path,
+    settings: Settings,
+    interrupts: Interrupts,
+    follow: Callable[[Path, Callable[[], bool]], None],
+    tell: Callable[[str], None],
+) -> int:
+    """Run a job here to its end; returns the exit code of its program.
+
+    ``follow`` shows the job folder until the function it gets returns true.
+
+    Raises:
+        SetupError: the controller could not be started.
+    """
+    foreground = Foreground(job, job_id, folder, settings, tell)
+    interrupts.on_signal = foreground.stop
+    for signum in interrupts.received:
+        foreground.stop(signum)
+    try:
+        follow(folder, foreground.is_over)
+        while not foreground.is_over():
+            time.sleep(0.05)
+    finally:
+        interrupts.on_signal = lambda signum: None
+        code = foreground.finish()
+    return interrupts.exit_code if interrupts else code
+
+
+def _job_variables(job: SlurmJob, job_id: str, folder: Path) -> dict[str, str]:
+    return {
+        "SLURMMESH_JOB_FOLDER": str(folder),
+        "SLURMMESH_JOB_ID": job_id,
+        "SLURMMESH_CLUSTER": "local",
+        "SLURMMESH_NODES": str(job.nodes),
+        "SLURMMESH_SPARES": str(job.spares),
+        "SLURMMESH_GPUS_PER_NODE": str(job.gpu_count),
+        "SLURMMESH_CPUS_PER_TASK": str(job.cpus_per_task or 0),
+    }
