@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from slurmmesh.config import Settings
 from slurmmesh.slurm import environment, refusals
 from slurmmesh.slurm.commands import Answer, is_installed, run
-from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.states import JobState, parse_state
-from slurmmesh.slurm.template import command_line_options, render
 
 _PING_TIMEOUT_S = 6.0
 _FIRST_PAUSE_S = 0.25
@@ -102,29 +100,40 @@ class SlurmClient:
                 raise error
             pause *= 2
 
-    def submit(self, job: SlurmJob, warn: Callable[[str], None] = lambda line: None) -> JobRef:
-        """Put a job in the queue. ``warn`` gets each line that a successful sbatch complains.
+    def submit(
+        self,
+        script: str,
+        options: Sequence[str] = (),
+        *,
+        name: str = "",
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> JobRef:
+        """Put a batch script in the queue.
+
+        Args:
+            script: with surrogate escapes for bytes that are no UTF-8.
+            options: of sbatch, beside those in the script.
+            name: of the job, for messages.
+            warn: gets each line that a successful sbatch complains.
 
         Raises:
             SubmitError: Slurm is down, or refused it, or did not answer in time.
             MissingDependencyError: Slurm is not installed.
-            UsageError: a folder's name that Slurm cannot write to.
         """
-        script = os.fsencode(render(job))
-        argv = ["sbatch", "--parsable", *command_line_options(job)]
+        argv = ["sbatch", "--parsable", *options]
         environ = environment.for_submit(self._environ)
         deadline = time.monotonic() + self._settings.slurm_timeout_s
         pause = _FIRST_PAUSE_S
         while True:
             left = max(1.0, deadline - time.monotonic())
-            answer = self._run(argv, timeout_s=left, environ=environ, stdin=script)
+            answer = self._run(argv, timeout_s=left, environ=environ, stdin=os.fsencode(script))
             if ref := parse_job_ref(answer.stdout):
                 for line in answer.stderr.splitlines():
                     warn(line)
                 return ref
             said = _words(answer)
             if answer.returncode is None or refusals.is_unanswered(said):
-                raise refusals.unanswered(said, job.name)
+                raise refusals.unanswered(said, name)
             if not refusals.is_unreached(said):
                 raise refusals.refused(said)
             if not self._pause(pause, deadline):

@@ -17,10 +17,10 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from submitit.core import core, utils
 from submitit.core.job_environment import JobEnvironment
@@ -286,6 +286,10 @@ class StepExecutor(core.PicklingExecutor):
             "gpus_per_node": "gpus_per_node",
             "tasks_per_node": "ntasks_per_node",
         }
+
+    def submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> StepJob[R]:
+        """Start ``fn(*args, **kwargs)`` as a step; returns at once."""
+        return cast("StepJob[R]", super().submit(fn, *args, **kwargs))
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         known = sorted(StepParameters.__dataclass_fields__)

@@ -10,6 +10,7 @@ from slurmmesh.config import Settings
 from slurmmesh.errors import SubmitError
 from slurmmesh.slurm.client import JobRef, SlurmClient
 from slurmmesh.slurm.job import SlurmJob
+from slurmmesh.slurm.template import command_line_options, render
 from slurmmesh.slurm.watch import JobWatch
 from slurmmesh.submit.interrupts import Interrupts
 
@@ -24,10 +25,11 @@ def submit(
     Raises:
         SubmitError: Slurm is down, refused it, or can never start it (it is cancelled then).
         MissingDependencyError: Slurm is not installed.
+        UsageError: a folder's name that Slurm cannot write to.
     """
     client = SlurmClient(settings, interrupted=lambda: bool(interrupts))
     client.wait_until_up()
-    ref = client.submit(job, warn=tell)
+    ref = client.submit(render(job), command_line_options(job), name=job.name, warn=tell)
     if not interrupts:
         watch(ref, job.job_root / ref.id, settings, lambda line: None).look()
     return ref

@@ -1,0 +1,51 @@
+"""The console command ``slurmmesh``: hands on to the front door that is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from slurmmesh._version import __version__
+from slurmmesh.errors import EXIT_OK, EXIT_USAGE
+
+_USAGE = """\
+usage: slurmmesh COMMAND ...
+
+commands (each has its own --help):
+  submit   run a program on a Slurm cluster, or on this machine
+  lab      a real Slurm of several nodes on this machine
+  report   a report of a job from its folder
+
+slurmmesh --version prints the version.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (``sys.argv`` if None); returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    match words[:1]:
+        case ["submit"]:
+            from slurmmesh.submit.command import main as submit
+
+            return submit(words[1:])
+        case ["lab"]:
+            from slurmmesh.lab.__main__ import main as lab
+
+            return lab(words[1:])
+        case ["report"]:
+            from slurmmesh.telemetry.report import main as report
+
+            return report(words[1:])
+        case ["--version"]:
+            print(f"slurmmesh {__version__}")
+            return EXIT_OK
+        case ["--help"] | ["-h"]:
+            print(_USAGE, end="")
+            return EXIT_OK
+    what = f"there is no command {words[0]!r}" if words else "which command?"
+    print(f"slurmmesh: error: {what}\n\n{_USAGE}", end="", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
