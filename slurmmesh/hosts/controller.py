@@ -136,10 +136,17 @@ class Controller:
 
     # -- hosts --------------------------------------------------------------------------------
 
-    def listen(self) -> int:
-        """Accept hosts of other nodes over TLS; returns the port."""
+    def listen(self, address: str) -> int:
+        """Accept hosts of other nodes over TLS on this address; returns the port.
+
+        Raises:
+            SetupError: the address is not one of this machine.
+        """
         context = server_context(self.authority.issue("controller"))
-        self._listener = Listener(self._reactor, context, self._accept)
+        try:
+            self._listener = Listener(self._reactor, context, self._accept, address)
+        except OSError as error:
+            raise SetupError(f"cannot listen on {address or 'any address'}: {error}") from error
         self._reactor.call_soon(self._listener.start)
         return self._listener.port
 

@@ -55,7 +55,7 @@ class Job:
 
     def _start(self, total: int) -> list[HostRecord]:
         if self.cluster == "slurm":
-            from slurmmesh.hosts.allocation import start_allocated_hosts
+            from slurmmesh.hosts.allocated import start_allocated_hosts
 
             return start_allocated_hosts(self._controller, total)
         names = [f"local{index}" for index in range(total)]

@@ -1,0 +1,67 @@
+"""Hosts on the nodes of a Slurm allocation: one srun step per node, each dials back over TLS."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Any
+
+from slurmmesh.errors import SetupError
+from slurmmesh.hosts.agent import DialSpec, dial
+from slurmmesh.hosts.controller import Controller, HostRecord
+from slurmmesh.slurm.allocation import Allocation
+from slurmmesh.slurm.steps import StepExecutor, StepJob
+
+_GRACE_S = 5.0
+_WORDS = 5
+
+
+class StepAgent:
+    """A host agent in its srun step."""
+
+    def __init__(self, job: StepJob[Any]) -> None:
+        self._job = job
+
+    def poll(self) -> str | None:
+        """None while the step runs, else how it ended, with the last lines the agent wrote."""
+        if self._job.poll() is None:
+            return None
+        words = [self._job.describe_exit()]
+        with contextlib.suppress(OSError), open(self._job.paths.stderr, errors="replace") as file:
+            words += [line.strip() for line in deque(file, maxlen=_WORDS)]
+        return "; ".join(word for word in words if word)
+
+    def kill(self) -> None:
+        """Wait until the step is over; cancel it if it does not end by itself."""
+        if not self._job.wait_exit(_GRACE_S):
+            self._job.cancel()
+
+
+def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord]:
+    """Start an agent on each of the allocation's first ``total`` nodes.
+
+    Raises:
+        SetupError: this is not the head of an allocation, or it has fewer nodes.
+    """
+    folder = controller.job_folder
+    assert folder is not None
+    allocation = Allocation.from_env()
+    if total > len(allocation.nodes):
+        raise SetupError(
+            f"the job was to have {total} nodes, its allocation has {len(allocation.nodes)}"
+        )
+    addresses = allocation.addresses()
+    own = allocation.own_address(addresses)
+    port = controller.listen(own)
+    executor = StepExecutor(folder / "steps")
+    hosts = []
+    for node in allocation.nodes[:total]:
+        host = controller.add_host(node, address=addresses[node])
+        controller.authority.issue(host.identity).write(folder / "identity")
+        executor.update_parameters(nodelist=node, job_name=f"host-{node}")
+        spec = DialSpec((own,), port, str(folder / "identity"), host.identity)
+        job = executor.submit(dial, spec)
+        assert isinstance(job, StepJob)
+        host.launched = StepAgent(job)
+        hosts.append(host)
+    return hosts
