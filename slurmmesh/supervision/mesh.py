@@ -111,8 +111,7 @@ class MeshSupervisor:
         expected = event.expected or (self._stopping and cause.exit_code == 0)
         if expected and rank.state in _RUNNING:
             rank.state = _State.ENDED
-            self._wave.discard(cause.rank)
-            return self._mend([], now)
+            return []
         rank.state = _State.DOWN
         if expected:
             return self._mend([], now)

@@ -190,6 +190,14 @@ def test_the_window_slides():
     assert isinstance(mesh.handle(died(0), 25.2)[-1], Escalate)
 
 
+def test_a_restart_counts_from_when_it_happens():
+    """Ending the others took 20 s; the restart is still within the last 10 s."""
+    mesh = supervisor("one_for_all", size=2, max_restarts=1, within_s=10.0)
+    mesh.handle(died(0), 0.0)
+    assert mesh.handle(ended(1), 20.0) == [RestartRanks(MESH, (0, 1), 1)]
+    assert isinstance(mesh.handle(died(0), 21.0)[-1], Escalate)
+
+
 def test_no_restart_allowed_means_the_first_death_escalates():
     mesh = supervisor(size=1, max_restarts=0)
     assert [type(a) for a in mesh.handle(died(0), 5.0)] == [ReportDeath, Escalate]
