@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from slurmmesh.errors import LabError
 from slurmmesh.lab.spec import Layout
@@ -51,17 +51,8 @@ def database_client_environment(layout: Layout) -> dict[str, str]:
     return {"MYSQL_UNIX_PORT": str(layout.database_socket)}
 
 
-def start_database(
-    layout: Layout,
-    programs: Mapping[str, str],
-    user: str,
-    spawn: Callable[[str, list[str]], None],
-) -> None:
-    """Create the database and start its server, through ``spawn(name, argv)``.
-
-    Raises:
-        LabError: it could not be created; slurmdbd, which waits for the server, tells the rest.
-    """
+def create_database(layout: Layout, programs: Mapping[str, str], user: str) -> None:
+    """Raises LabError: it could not be created; with the last words of the program that tried."""
     output = layout.output("mariadb-install-db")
     started = time.monotonic()
     try:
@@ -82,4 +73,3 @@ def start_database(
             "the accounting database could not be created:\n"
             + output.read_text(errors="replace")[-2000:]
         )
-    spawn("mariadbd", server_command(layout, programs, user))

@@ -334,14 +334,18 @@ class Lab:
         self.spec.node_index(node)
         self.run("scontrol", "update", f"nodename={node}", "state=resume")
 
-    def kill_slurmctld(self, *, crash: bool = True) -> None:
-        """Slurm is down: with ``crash`` by SIGKILL, else in an orderly way. Jobs go on."""
-        self._ask("kill_slurmctld", crash=crash)
+    def stop_slurmctld(self, *, crash: bool = False) -> None:
+        """Slurm is down; jobs go on. ``restart_slurmctld`` brings it back.
 
-    def restart_slurmctld(self, *, crash: bool = True) -> None:
+        With ``crash`` it gets SIGKILL, and what happened in the last seconds was not saved: as on
+        a real cluster, a job that has just started may be lost.
+        """
+        self._ask("stop_slurmctld", crash=crash)
+
+    def restart_slurmctld(self, *, crash: bool = False) -> None:
         """End slurmctld, if it runs, and start it again with the state it had saved."""
         if self._ask("hello")["slurmctld"]:
-            self.kill_slurmctld(crash=crash)
+            self.stop_slurmctld(crash=crash)
         self._ask("start_slurmctld")
 
     def _ask(self, what: str, **fields: Any) -> dict[str, Any]:

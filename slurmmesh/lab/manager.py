@@ -17,7 +17,7 @@ from typing import Any
 from slurmmesh.errors import LabError, UsageError
 from slurmmesh.lab import accounting, control, processes, render, spawn
 from slurmmesh.lab.environment import daemon_environment
-from slurmmesh.lab.network import LabNetwork, hosts_file
+from slurmmesh.lab.network import LabNetwork, write_etc
 from slurmmesh.lab.node import NodeSpec, start_node
 from slurmmesh.lab.packages import slurm_version
 from slurmmesh.lab.ports import PortClaims
@@ -71,9 +71,17 @@ class Manager:
         self._write_fixed_files()
         self._start_munged()
         if self._spec.accounting:
-            accounting.start_database(self._layout, self._programs, self._user, self._spawn)
+            accounting.create_database(self._layout, self._programs, self._user)
+            self._spawn(
+                "mariadbd", accounting.server_command(self._layout, self._programs, self._user)
+            )
+            database = str(self._layout.database_socket)
+            self._wait("mariadbd", lambda: answers(database), ["mariadbd"])
         if self._network is not None:
             self._network.create()
+            addresses = [self._network.node_address(i) for i in range(self._spec.nodes)]
+            etc = self._layout.run / "etc"
+            write_etc(etc, self._network.controller, self._spec.node_names, addresses)
         for attempt in range(_PORT_TRIES):
             try:
                 self._start_slurm()
@@ -164,10 +172,6 @@ class Manager:
     def _start_node(self, name: str) -> None:
         layout = self._layout
         daemon = node_daemon(name)
-        hosts = layout.run / "hosts"
-        if self._network is not None and not hosts.exists():
-            addresses = [self._network.node_address(i) for i in range(self._spec.nodes)]
-            hosts.write_text(hosts_file(self._network.controller, self._spec.node_names, addresses))
         node = NodeSpec(
             name=name,
             index=self._spec.node_index(name),
@@ -175,7 +179,7 @@ class Manager:
             conf=layout.conf,
             env=self._env,
             output=layout.output(daemon),
-            hosts=hosts,
+            etc=layout.run / "etc",
         )
         self._dead.pop(daemon, None)
         self._pids[daemon] = start_node(node, self._network)
@@ -308,8 +312,8 @@ class Manager:
             self._need_network().cut(self._running_node(node))
         elif what == "heal_network":
             self._need_network().heal(self._running_node(node))
-        elif what == "kill_slurmctld":
-            self._kill_slurmctld(crash=request["crash"])
+        elif what == "stop_slurmctld":
+            self._stop_slurmctld(crash=request["crash"])
         elif what == "start_slurmctld":
             if "slurmctld" in self._pids:
                 raise UsageError("slurmctld is running")
@@ -327,7 +331,7 @@ class Manager:
         if self._network is not None:
             self._network.disconnect(index)
 
-    def _kill_slurmctld(self, *, crash: bool) -> None:
+    def _stop_slurmctld(self, *, crash: bool) -> None:
         if "slurmctld" not in self._pids:
             raise UsageError("slurmctld is not running")
         self._kill("slurmctld", signal.SIGKILL if crash else signal.SIGTERM)

@@ -133,23 +133,30 @@ def run_ip(ip: str, commands: Iterable[str], *, force: bool = False) -> None:
         raise LabError(f"the network of the lab: {done.stderr.strip()}\n{text}")
 
 
-def enter_own_namespaces(hostname: str, hosts: Path) -> None:
+def enter_own_namespaces(hostname: str, etc: Path) -> None:
     """Move this process to a namespace of its own for network, host name and mounts.
 
-    ``hosts`` is seen there as ``/etc/hosts``, so that nodes know each other by name.
+    The files in ``etc`` (see ``write_etc``) lie over those of ``/etc`` there.
     """
     unshare(_CLONE_NEWNET | _CLONE_NEWUTS | _CLONE_NEWNS)
     socket.sethostname(hostname)
     # Mounts made on the machine later are still seen in the node, none of the node's outside.
     mount("none", "/", _MS_SLAVE | _MS_REC)
-    mount(str(hosts), "/etc/hosts", _MS_BIND)
+    for file in etc.iterdir():
+        if os.path.exists(f"/etc/{file.name}"):
+            mount(str(file), f"/etc/{file.name}", _MS_BIND)
 
 
-def hosts_file(controller: str, names: Sequence[str], addresses: Sequence[str]) -> str:
-    """The text of ``/etc/hosts`` on every node."""
+def write_etc(etc: Path, controller: str, names: Sequence[str], addresses: Sequence[str]) -> None:
+    """Write what nodes see of ``/etc``: who is who, and no name server.
+
+    No server outside the lab can be reached, and a resolver that tries one waits ten seconds.
+    """
     lines = ["127.0.0.1 localhost", "::1 localhost", f"{controller} {socket.gethostname()}"]
     lines += [f"{address} {name}" for name, address in zip(names, addresses, strict=True)]
-    return "".join(f"{line}\n" for line in lines)
+    etc.mkdir(mode=0o755)
+    (etc / "hosts").write_text("".join(f"{line}\n" for line in lines))
+    (etc / "resolv.conf").write_text("# a node of a lab has no name server\n")
 
 
 def _claim_number() -> tuple[int, Claim]:

@@ -20,7 +20,12 @@ from slurmmesh.lab.network import LabNetwork, enter_own_namespaces
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What one node's helper is to run; ``output`` is where slurmd prints to."""
+    """What one node's helper is to run.
+
+    Attributes:
+        output: where slurmd prints to.
+        etc: what a node with namespaces of its own sees in place of files in ``/etc``.
+    """
 
     name: str
     index: int
@@ -28,7 +33,7 @@ class NodeSpec:
     conf: Path
     env: Mapping[str, str]
     output: Path
-    hosts: Path
+    etc: Path
 
 
 def start_node(node: NodeSpec, network: LabNetwork | None) -> int:
@@ -70,7 +75,7 @@ def _live_in_namespace(
     node: NodeSpec, network: LabNetwork, from_manager: int, to_manager: int
 ) -> None:
     spawn.redirect(node.output)
-    enter_own_namespaces(node.name, node.hosts)
+    enter_own_namespaces(node.name, node.etc)
     os.write(to_manager, b"n")
     if os.read(from_manager, 1) != b"c":
         return
