@@ -256,6 +256,88 @@ def test_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
 
 
+# A program of a user: actors on the hosts of its job, without anything for training.
+PROGRAM = """
+import slurmmesh as sm
+
+class Adder(sm.Actor):
+    def __init__(self, base):
+        self.base = base
+
+    @sm.endpoint
+    def add(self, x):
+        return self.base + x
+
+    @sm.endpoint
+    def has_torch(self):
+        try:
+            import torch
+        except ImportError:
+            return False
+        return True
+
+if __name__ == "__main__":
+    procs = HOSTS.spawn_procs({"gpus": 2}, name="adders")
+    adders = procs.spawn("adder", Adder, 40)
+    print("answers", *adders.add.call(2).get().values())
+    print("torch", any(adders.has_torch.call().get().values()))
+    print("from", sm.__file__)
+    procs.stop()
+"""
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder ahead of all installed packages in which what training needs is not installed."""
+    hidden = tmp_path / "hidden"
+    for name in ("torch", "torchft", "numpy", "matplotlib"):
+        (hidden / name).mkdir(parents=True)
+        (hidden / name / "__init__.py").write_text(
+            f"raise ModuleNotFoundError(\"No module named '{name}'\", name={name!r})"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(hidden))
+    return hidden
+
+
+def run_python(*arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_actors_work_without_torch(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("HOSTS", "sm.this_host()"))
+    printed = run_python(str(script), cwd=tmp_path)
+    assert "answers 42 42" in printed
+    assert "torch False" in printed
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_runs_a_job(
+    wheel: Path, without_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    run_python(
+        *("-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+        *("--target", str(site), str(wheel)),
+        cwd=tmp_path,
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{without_torch}")
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("HOSTS", "sm.this_job().hosts"))
+    printed = run_python(
+        *("-m", "slurmmesh.submit", "--cluster", "local", "--nodes", "2", str(script)),
+        cwd=tmp_path,
+    )
+    (log,) = (tmp_path / "slurmmesh-jobs").glob("*/controller.log")
+    assert "answers 42 42 42 42" in log.read_text(), printed
+    assert f"from {site}" in log.read_text()
+
+
 # ------------------------------------------------------------------ lint and types
 
 
