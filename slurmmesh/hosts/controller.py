@@ -43,7 +43,9 @@ from slurmmesh.hosts.messages import (
 from slurmmesh.shape import Region
 from slurmmesh.supervision import (
     Action,
+    CannotStart,
     Escalate,
+    HostDown,
     KillRanks,
     MeshSupervisor,
     ProcExited,
@@ -238,11 +240,7 @@ class Controller:
                 mesh.id, mesh.name, mesh.region, tuple(here), incarnation, mesh.env, mesh.preload
             )
             if host.lost is not None or not self._tell(host, order):
-                detail = host.lost.detail if host.lost else "its link is closed"
-                for rank in here:
-                    self._reactor.call_soon(
-                        self._proc_gone, self._lost_with(mesh, rank, host, detail)
-                    )
+                self._reactor.call_soon(self._cannot_start, mesh, host, tuple(here))
 
     # -- what meshes ask for (actors.mesh.Runtime) ---------------------------------------------
 
@@ -435,17 +433,36 @@ class Controller:
             telemetry.emit("host_lost", host=host.index, name=host.name, cause=reason)
             print(f"slurmmesh: {host.lost}", file=sys.stderr)
         for mesh in meshes:
-            for rank, record in enumerate(mesh.ranks):
-                if record.host == host.index and not record.gone:
-                    self._proc_gone(self._lost_with(mesh, rank, host, reason))
+            self._lose_ranks(mesh, host, reason)
 
-    def _lost_with(self, mesh: MeshRecord, rank: int, host: HostRecord, reason: str) -> ProcGone:
-        record = mesh.ranks[rank]
-        cause = ExitCause(
-            mesh.name, rank, host.name, record.pid, detail=f"its host is lost: {reason}"
-        )
-        incarnation = mesh.supervisor.incarnation_of(rank)
-        return ProcGone(mesh.id, rank, incarnation, cause, self._closing, time.time())
+    def _lose_ranks(self, mesh: MeshRecord, host: HostRecord, reason: str) -> None:
+        """The ranks of a mesh that ran on a lost host are gone with it."""
+        at = time.time()
+        with self._lock:
+            ranks = [
+                rank
+                for rank, record in enumerate(mesh.ranks)
+                if record.host == host.index and not record.gone
+            ]
+            down = HostDown(host.name, tuple(ranks), at, reason)
+            actions = mesh.supervisor.handle(down, self._reactor.clock())
+        for rank in ranks:
+            pid = mesh.ranks[rank].pid
+            detail = f"its host is lost: {reason}"
+            cause = ExitCause(mesh.name, rank, host.name, pid, detail=detail)
+            self._bury(mesh, rank, cause, self._closing, at)
+        self._act(mesh, actions)
+
+    def _cannot_start(self, mesh: MeshRecord, host: HostRecord, ranks: tuple[int, ...]) -> None:
+        """The order to start ranks could not be given: their host is gone."""
+        detail = f"host {host.name} is lost: {host.lost.detail if host.lost else 'link closed'}"
+        with self._lock:
+            event = CannotStart(ranks, detail)
+            actions = mesh.supervisor.handle(event, self._reactor.clock())
+        for rank in ranks:
+            cause = ExitCause(mesh.name, rank, host.name, 0, detail=detail)
+            self._bury(mesh, rank, cause, self._closing, time.time())
+        self._act(mesh, actions)
 
     def _check_hosts(self) -> None:
         now = self._reactor.clock()
@@ -486,47 +503,54 @@ class Controller:
             record = mesh.ranks[gone.rank]
             if record.gone or gone.incarnation != mesh.supervisor.incarnation_of(gone.rank):
                 return
-            record.gone = True
             event = ProcExited(gone.cause, gone.at, gone.incarnation, gone.expected)
             actions = mesh.supervisor.handle(event, self._reactor.clock())
-            stops = [stop for stop in mesh.stops if gone.rank in stop[0]]
-        error = mesh.over or ProcDied(gone.cause)
-        self._book.fail_rank(mesh.id, gone.rank, error)
-        cause = gone.cause
+        self._bury(mesh, gone.rank, gone.cause, gone.expected, gone.at)
+        self._act(mesh, actions)
+
+    def _bury(
+        self, mesh: MeshRecord, rank: int, cause: ExitCause, expected: bool, at: float
+    ) -> None:
+        """Tell everyone that a rank is gone: who waits for it, the log, subscribers, stops."""
+        with self._lock:
+            mesh.ranks[rank].gone = True
+            stops = [stop for stop in mesh.stops if rank in stop[0]]
+        self._book.fail_rank(mesh.id, rank, mesh.over or ProcDied(cause))
         telemetry.emit(
             "proc_exited",
-            t=gone.at,
+            t=at,
             mesh=mesh.name,
-            rank=gone.rank,
+            rank=rank,
             host=cause.host,
             pid=cause.pid,
             signal=cause.signal_name,
             exit_code=cause.exit_code,
             detail=cause.detail,
             stderr=list(cause.stderr_tail),
-            expected=gone.expected,
+            expected=expected,
         )
-        self._publish(mesh, gone.rank, "exited", gone.at, cause, gone.expected)
+        self._publish(mesh, rank, "exited", at, cause, expected)
         for waiting, future in stops:
-            waiting.discard(gone.rank)
+            waiting.discard(rank)
             if not waiting:
+                mesh.stops.remove((waiting, future))
                 future.set_result(None)
-        for action in actions:
-            self._act(mesh, action)
 
-    def _act(self, mesh: MeshRecord, action: Action) -> None:
-        if isinstance(action, KillRanks):
-            self._signal(mesh, action.ranks, signal.SIGKILL, ordered=True)
-        elif isinstance(action, RestartRanks):
-            self._restart(mesh, action)
-        elif isinstance(action, Escalate):
-            causes = action.causes
-            with self._lock:
-                mesh.over = RestartBudgetSpent(action.reason)
-            self._book.fail_mesh(mesh.id, mesh.over)
-            last = causes[-1] if causes else None
-            rank = last.rank if last else 0
-            self._publish(mesh, rank, "given_up", time.time(), last)
+    def _act(self, mesh: MeshRecord, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, KillRanks):
+                self._signal(mesh, action.ranks, signal.SIGKILL, ordered=True)
+            elif isinstance(action, RestartRanks):
+                self._restart(mesh, action)
+            elif isinstance(action, Escalate):
+                self._give_up(mesh, action)
+
+    def _give_up(self, mesh: MeshRecord, action: Escalate) -> None:
+        with self._lock:
+            mesh.over = RestartBudgetSpent(action.reason)
+        self._book.fail_mesh(mesh.id, mesh.over)
+        last = action.causes[-1] if action.causes else None
+        self._publish(mesh, last.rank if last else 0, "given_up", time.time(), last)
 
     def _restart(self, mesh: MeshRecord, action: RestartRanks) -> None:
         """Start ranks again and build their actors again, under the same references."""

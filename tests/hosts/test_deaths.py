@@ -1,0 +1,261 @@
+"""Who dies, who is told, who is started again: real processes, real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import slurmmesh as sm
+from slurmmesh.actors import ProcEvent
+from slurmmesh.errors import HostLost, ProcDied, RestartBudgetSpent, SupervisionError
+
+
+class Victim(sm.Actor):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.count = 0
+
+    @sm.endpoint
+    def pid(self):
+        return os.getpid()
+
+    @sm.endpoint
+    def count_up(self):
+        self.count += 1
+        return self.count, sm.context().incarnation
+
+    @sm.endpoint
+    def last_words(self, words, signum):
+        print(words, file=sys.stderr)
+        os.kill(os.getpid(), signum)
+        time.sleep(60)
+
+    @sm.endpoint
+    def wait_for_ever(self):
+        time.sleep(3600)
+
+    @sm.endpoint
+    def leave_a_child(self):
+        """A grandchild in the proc's process group, as a data loader is."""
+        return subprocess.Popen(["sleep", "3600"]).pid
+
+    @sm.endpoint
+    def fill_stdout(self, size):
+        sys.stdout.write("x" * size)
+        sys.stdout.flush()
+        return True
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 20) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.005)
+
+
+def exists(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[sm.HostMesh]:
+    made = sm.local_hosts(2, tmp_path)
+    yield made
+    made.stop()
+
+
+def events_of(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def next_event(events: queue.Queue[ProcEvent], kind: str) -> ProcEvent:
+    while True:
+        event = events.get(timeout=20)
+        if event.kind == kind:
+            return event
+
+
+def test_a_death_names_rank_host_signal_and_last_words_and_the_rest_goes_on(hosts, tmp_path):
+    procs = hosts.spawn_procs({"gpus": 2}, name="victims")
+    actors = procs.spawn("victim", Victim, str(tmp_path))
+    one = actors.slice(hosts=1, gpus=0)
+    with pytest.raises(ProcDied, match="my last words") as caught:
+        one.last_words.call_one("my last words", signal.SIGSEGV).get(20)
+    cause = caught.value.cause
+    assert (cause.mesh, cause.rank, cause.host) == ("victims", 2, "local1")
+    assert (cause.signal_name, cause.stderr_tail[-1]) == ("SIGSEGV", "my last words")
+    with pytest.raises(ProcDied, match="SIGSEGV"):
+        one.pid.call_one().get(20)
+    assert len(actors.slice(hosts=0).pid.call().get(20)) == 2
+    [event] = events_of(tmp_path, "proc_exited")
+    assert (event["rank"], event["signal"], event["expected"]) == (2, "SIGSEGV", False)
+    assert event["stderr"] == ["my last words"]
+
+
+def test_every_rank_of_a_host_writes_to_one_file_with_its_rank(hosts, tmp_path):
+    procs = hosts.spawn_procs({"gpus": 2}, name="talkers")
+    actors = procs.spawn("talker", Victim, str(tmp_path))
+    assert actors.fill_stdout.call(200_000).get(20)
+    procs.stop().get(20)
+    for host, ranks in {"local0": (0, 1), "local1": (2, 3)}.items():
+        lines = (tmp_path / "logs" / f"{host}.log").read_text().splitlines()
+        for rank in ranks:
+            said = [line.split("| ", 1)[1] for line in lines if f"talkers[{rank}] |" in line]
+            assert sum(map(len, said)) == 200_000
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all"])
+def test_a_supervised_rank_comes_back_under_the_same_reference(hosts, tmp_path, strategy):
+    rule = sm.Supervision(strategy, max_restarts=3, within_s=60)
+    procs = hosts.spawn_procs(name="kept", supervise=rule)
+    actors = procs.spawn("kept", Victim, str(tmp_path))
+    other = procs.spawn("other", Victim, str(tmp_path))
+    events: queue.Queue[ProcEvent] = queue.Queue()
+    procs.on_event(events.put)
+    for _ in range(2):
+        assert {value[0] for value in actors.count_up.call().get(20).values()} >= {1}
+        procs.send_signal(signal.SIGKILL, rank=1)
+        exited = next_event(events, "exited")
+        assert (exited.rank, exited.cause.signal_name) == (1, "SIGKILL")
+        back = {
+            next_event(events, "restarted").rank for _ in range(1 + (strategy == "one_for_all"))
+        }
+        assert back == ({1} if strategy == "one_for_one" else {0, 1})
+    counts = actors.count_up.call().get(20)
+    assert counts.item(hosts=1) == (1, 2)
+    assert counts.item(hosts=0) == ((3, 0) if strategy == "one_for_one" else (1, 2))
+    assert len(other.pid.call().get(20)) == 2
+    assert len(events_of(tmp_path, "proc_restarted")) == (2 if strategy == "one_for_one" else 4)
+
+
+def test_a_mesh_that_fails_too_often_is_given_up_with_its_last_cause(hosts, tmp_path):
+    rule = sm.Supervision("one_for_one", max_restarts=1, within_s=60)
+    procs = hosts.spawn_procs(name="unlucky", supervise=rule)
+    actors = procs.spawn("unlucky", Victim, str(tmp_path))
+    events: queue.Queue[ProcEvent] = queue.Queue()
+    procs.on_event(events.put)
+    waiting = actors.slice(hosts=0).wait_for_ever.call_one()
+    for _ in range(2):
+        actors.slice(hosts=1).last_words.call_one("again", signal.SIGABRT)
+        next_event(events, "exited")
+    given_up = next_event(events, "given_up")
+    assert given_up.cause.signal_name == "SIGABRT"
+    with pytest.raises(SupervisionError):
+        waiting.get(20)
+    with pytest.raises(RestartBudgetSpent, match="failed 2 times"):
+        actors.pid.call().get(20)
+
+
+def test_what_a_proc_started_goes_with_it(hosts, tmp_path):
+    procs = hosts.spawn_procs(name="parents")
+    actors = procs.spawn("parent", Victim, str(tmp_path))
+    children = list(actors.leave_a_child.call().get(20).values())
+    assert all(exists(child) for child in children)
+    procs.send_signal(signal.SIGKILL, rank=0)
+    wait_until(lambda: not exists(children[0]), "the killed rank's child ends")
+    assert exists(children[1])
+    procs.stop().get(20)
+    wait_until(lambda: not exists(children[1]), "the stopped rank's child ends")
+
+
+def test_a_lost_host_ends_its_procs_and_names_itself(hosts, tmp_path):
+    procs = hosts.spawn_procs(name="housed")
+    actors = procs.spawn("housed", Victim, str(tmp_path))
+    pids = list(actors.pid.call().get(20).values())
+    agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 1)
+    waiting = actors.slice(hosts=1).wait_for_ever.call_one()
+    os.kill(agent, signal.SIGKILL)
+    with pytest.raises(ProcDied, match="its host is lost"):
+        waiting.get(20)
+    with pytest.raises(HostLost, match="local1"):
+        actors.slice(hosts=1).pid.call_one().get(20)
+    wait_until(lambda: not exists(pids[1]), "the lost host's proc ends")
+    assert actors.slice(hosts=0).pid.call_one().get(20) == pids[0]
+    assert [event["name"] for event in events_of(tmp_path, "host_lost")] == ["local1"]
+
+
+def test_a_supervised_mesh_on_a_lost_host_is_given_up(hosts, tmp_path):
+    rule = sm.Supervision("one_for_one", max_restarts=2, within_s=60)
+    procs = hosts.slice(hosts=1).spawn_procs(name="housed", supervise=rule)
+    actors = procs.spawn("housed", Victim, str(tmp_path))
+    events: queue.Queue[ProcEvent] = queue.Queue()
+    procs.on_event(events.put)
+    assert actors.pid.call_one().get(20)
+    agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 1)
+    os.kill(agent, signal.SIGKILL)
+    assert next_event(events, "given_up").cause.host == "local1"
+    with pytest.raises(SupervisionError):
+        actors.pid.call_one().get(20)
+
+
+def test_procs_outlive_the_fork_server_and_a_new_one_is_started(hosts, tmp_path):
+    procs = hosts.spawn_procs(name="outliving")
+    actors = procs.spawn("outliving", Victim, str(tmp_path))
+    pids = list(actors.pid.call().get(20).values())
+    agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 0)
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    [server] = [int(pid) for pid in children if int(pid) not in pids]
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not exists(server), "the fork server ends")
+    assert list(actors.pid.call().get(20).values()) == pids
+    more = hosts.spawn_procs(name="more")
+    assert len(more.spawn("more", Victim, str(tmp_path)).pid.call().get(20)) == 2
+
+
+def test_a_module_that_cannot_be_preloaded_fails_the_procs_with_its_name(hosts, tmp_path):
+    procs = hosts.spawn_procs(name="loaded", preload=["no_such_module_anywhere"])
+    actors = procs.spawn("loaded", Victim, str(tmp_path))
+    with pytest.raises(ProcDied, match="no_such_module_anywhere"):
+        actors.pid.call().get(20)
+
+
+def test_an_environment_that_is_too_large_fails_the_procs_and_nothing_else(hosts, tmp_path):
+    procs = hosts.spawn_procs(name="large", env={"LARGE": "x" * 300_000})
+    with pytest.raises(ProcDied, match="too many"):
+        procs.spawn("large", Victim, str(tmp_path)).pid.call().get(20)
+    fine = hosts.spawn_procs(name="fine").spawn("fine", Victim, str(tmp_path))
+    assert len(fine.pid.call().get(20)) == 2
+
+
+CONTROLLER = """
+import sys, time
+import slurmmesh as sm
+from tests.hosts.test_deaths import Victim
+
+hosts = sm.local_hosts(2)
+procs = hosts.spawn_procs({"gpus": 2}, name="orphans")
+actors = procs.spawn("orphan", Victim, "")
+pids = [*actors.pid.call().get(30).values(), *actors.leave_a_child.call().get(30).values()]
+print(*pids, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_a_controller_that_dies(signum):
+    with subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+        text=True,
+    ) as controller:
+        pids = [int(pid) for pid in controller.stdout.readline().split()]
+        assert len(pids) == 8
+        controller.send_signal(signum)
+        controller.wait(20)
+    wait_until(lambda: not any(map(exists, pids)), "all procs and their children end")
