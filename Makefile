@@ -53,7 +53,7 @@ $(VENV)/.ready-test: $(VENV)/.ready-demo
 	@touch $@
 
 clean:
-	rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo-out slurmmesh-jobs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean

@@ -13,14 +13,19 @@ restarted, and the final loss is within 5 % of the undisturbed run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from slurmmesh.errors import MissingDependencyError
+from slurmmesh.lab.packages import find_programs
+from slurmmesh.lab.spec import LabSpec
+from slurmmesh.telemetry.report import write_report
 
 REPLICAS = 4
 LEAST_KILLS = 3
@@ -114,9 +119,12 @@ def comparison(calm: Outcome, disturbed: Outcome) -> str:
 
 
 def slurm_is_installed() -> bool:
-    """Whether the daemons are here that the lab starts; Debian keeps them in /usr/sbin."""
-    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin"
-    return all(shutil.which(name, path=path) for name in ("slurmctld", "slurmd", "munged"))
+    """Whether all programs are here that a lab starts."""
+    try:
+        find_programs(LabSpec(nodes=REPLICAS))
+    except MissingDependencyError:
+        return False
+    return True
 
 
 def command(out: Path, steps: int, seed: int, faults: str | None, cluster: str) -> list[str]:
@@ -137,9 +145,13 @@ def run(title: str, line: list[str], out: Path) -> Outcome:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     print(f"\n== {title}\n", flush=True)
-    done = subprocess.run(line)
-    if done.returncode != 0:
-        sys.exit(f"\nThe {title} ended with code {done.returncode}.")
+    process = subprocess.Popen(line)
+    while process.returncode is None:
+        with contextlib.suppress(KeyboardInterrupt):  # the run gets it too, and ends in order
+            process.wait()
+    if process.returncode != 0:
+        print(f"\nThe {title} ended with code {process.returncode}.", file=sys.stderr)
+        sys.exit(process.returncode)
     return Outcome.read(out)
 
 
@@ -163,23 +175,19 @@ def main() -> int:
     cluster = options.cluster
     if cluster == "auto":
         cluster = "lab" if slurm_is_installed() else "local"
-    where = (
-        "as jobs of a 4-node Slurm lab" if cluster == "lab" else "on this machine, without Slurm"
-    )
+    where = "as jobs of a 4-node Slurm lab" if cluster == "lab" else "here, without Slurm"
     print(f"{REPLICAS} replicas train a small language model, twice, {where}.")
 
-    outcomes = []
-    for title, folder, faults in (
-        ("undisturbed run", "undisturbed", None),
-        (f"run with {options.faults}", "with-kills", options.faults),
-    ):
-        out = options.out.resolve() / folder
-        line = command(out, options.steps, options.seed, faults, cluster)
-        outcomes.append(run(title, line, out))
-    calm, disturbed = outcomes
+    folder = options.out.resolve()
+    calm_out, disturbed_out = folder / "undisturbed", folder / "with-kills"
+    line = command(calm_out, options.steps, options.seed, None, cluster)
+    calm = run("undisturbed run", line, calm_out)
+    line = command(disturbed_out, options.steps, options.seed, options.faults, cluster)
+    disturbed = run(f"run with {options.faults}", line, disturbed_out)
+    report = write_report(disturbed_out, disturbed_out, baseline=calm_out)
 
     print(f"\n{comparison(calm, disturbed)}")
-    print(f"report: {options.out.resolve() / 'with-kills' / 'report.html'}")
+    print(f"report: {report}")
     missed = shortcomings(calm, disturbed)
     for shortcoming in missed:
         print(f"not shown: {shortcoming}", file=sys.stderr)
