@@ -176,7 +176,7 @@ class HostAgent:
         output = os.open(welcome.log, os.O_WRONLY | os.O_APPEND) if welcome.log else 2
         self._forks = ForkClient(self._reactor, output)
         self._heartbeat()
-        self._tell(HostReady(self._address))
+        self._tell(HostReady(self._address), Kind.HELLO)
 
     def _heartbeat(self) -> None:
         assert self._welcome is not None
@@ -197,7 +197,7 @@ class HostAgent:
         assert self._log is not None
         assert self._forks is not None
         host = self._welcome
-        for local, rank in enumerate(message.ranks):
+        for rank in message.ranks:
             proc = HostedProc(
                 self._reactor,
                 self._log,
@@ -222,7 +222,7 @@ class HostAgent:
                 )
             )
             request = ForkRequest(
-                env={"LOCAL_RANK": str(local), **message.env},
+                env={"LOCAL_RANK": str(rank % message.per_host), **message.env},
                 preload=message.preload,
                 sys_path=host.sys_path,
                 cwd=host.cwd,

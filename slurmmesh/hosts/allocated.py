@@ -8,7 +8,8 @@ from typing import Any
 
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.agent import DialSpec, dial
-from slurmmesh.hosts.controller import Controller, HostRecord
+from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.steps import StepExecutor, StepJob
 
@@ -43,7 +44,7 @@ def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord
     Raises:
         SetupError: this is not the head of an allocation, or it has fewer nodes.
     """
-    folder = controller.job_folder
+    folder = controller.roster.job_folder
     assert folder is not None
     allocation = Allocation.from_env()
     if total > len(allocation.nodes):
@@ -52,12 +53,12 @@ def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord
         )
     addresses = allocation.addresses()
     own = allocation.own_address(addresses)
-    port = controller.listen(own)
+    port = controller.roster.listen(own)
     executor = StepExecutor(folder / "steps")
     hosts = []
     for node in allocation.nodes[:total]:
-        host = controller.add_host(node, address=addresses[node])
-        controller.authority.issue(host.identity).write(folder / "identity")
+        host = controller.roster.add_host(node, address=addresses[node])
+        controller.roster.authority.issue(host.identity).write(folder / "identity")
         executor.update_parameters(nodelist=node, job_name=f"host-{node}")
         spec = DialSpec((own,), port, str(folder / "identity"), host.identity)
         job = executor.submit(dial, spec)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import signal
-import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slurmmesh import telemetry
 from slurmmesh.actors.calls import CallBook
@@ -26,20 +22,16 @@ from slurmmesh.errors import (
     MeshStopped,
     ProcDied,
     RestartBudgetSpent,
-    SetupError,
 )
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
 from slurmmesh.hosts.messages import (
-    HostHello,
-    HostReady,
-    HostWelcome,
     ProcGone,
     ProcStarted,
-    Shutdown,
     SignalProcs,
     SpawnProcs,
     StopProcs,
 )
+from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.shape import Region
 from slurmmesh.supervision import (
     Action,
@@ -53,51 +45,10 @@ from slurmmesh.supervision import (
     RestartRanks,
     Supervision,
 )
-from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.codec import loads
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import JobAuthority, peer_name, server_context
-from slurmmesh.wire.links import Link, Listener
+from slurmmesh.wire.identity import JobAuthority
 from slurmmesh.wire.reactor import Reactor
-
-HEARTBEAT_S = 1.0
-HOST_SILENCE_S = 15.0
-"""A host that gives no sign of life for so long is lost."""
-LEASE_S = 20.0
-"""A host that hears nothing for so long ends its procs; longer than HOST_SILENCE_S."""
-
-
-class Launched(Protocol):
-    """A started host agent, as its launcher can watch and end it."""
-
-    def poll(self) -> str | None:
-        """None while it runs, else how it ended."""
-
-    def kill(self) -> None:
-        """End it the hard way and wait until it is gone."""
-
-
-@dataclass
-class HostRecord:
-    """One host.
-
-    Attributes:
-        name: of the machine, for people.
-        identity: as certified, unique in the job.
-        address: under which the other hosts reach it.
-        lost: set when it is gone; its procs count as dead.
-    """
-
-    index: int
-    name: str
-    identity: str
-    launched: Launched | None = None
-    link: Link | None = None
-    address: str = ""
-    pid: int = 0
-    heard: float = 0.0
-    ready: bool = False
-    lost: HostLost | None = None
-    meshes: set[int] = field(default_factory=set)
 
 
 class Controller:
@@ -113,85 +64,30 @@ class Controller:
     """
 
     def __init__(self, job_id: str, job_folder: Path | None) -> None:
-        self.job_id = job_id
-        self.job_folder = job_folder
-        self.authority = JobAuthority(job_id)
-        self.hosts: list[HostRecord] = []
         self._book = CallBook()
         self._meshes: dict[int, MeshRecord] = {}
         self._mesh_ids = itertools.count(1)
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._closing = False
         self._events = None
         if job_folder is not None:
             (job_folder / "logs").mkdir(mode=0o700, exist_ok=True)
             self._events = telemetry.EventLog(job_folder / "events.jsonl")
             telemetry.set_sink(self._events.write)
-        self._listener: Listener | None = None
         self._reactor = Reactor()
-        self._reactor.call_later(HEARTBEAT_S, self._check_hosts)
+        self.roster = Roster(
+            self._reactor,
+            self._lock,
+            JobAuthority(job_id),
+            job_folder,
+            on_frame=self._on_frame,
+            on_lost=self._on_host_lost,
+        )
+        self.hosts = self.roster.hosts
         self._thread = threading.Thread(
             target=self._reactor.run, name="slurmmesh-links", daemon=True
         )
         self._thread.start()
-
-    # -- hosts --------------------------------------------------------------------------------
-
-    def listen(self, address: str) -> int:
-        """Accept hosts of other nodes over TLS on this address; returns the port.
-
-        Raises:
-            SetupError: the address is not one of this machine.
-        """
-        context = server_context(self.authority.issue("controller"))
-        try:
-            self._listener = Listener(self._reactor, context, self._accept, address)
-        except OSError as error:
-            raise SetupError(f"cannot listen on {address or 'any address'}: {error}") from error
-        self._reactor.call_soon(self._listener.start)
-        return self._listener.port
-
-    def add_host(self, name: str, address: str = "") -> HostRecord:
-        """Note a host that is about to be started."""
-        with self._lock:
-            index = len(self.hosts)
-            host = HostRecord(index, name, f"host-{index}", address=address)
-            self.hosts.append(host)
-            return host
-
-    def attach(self, host: HostRecord, sock: socket.socket) -> None:
-        """Take our end of a socket pair whose other end a host of this machine was given."""
-        link = Link(
-            self._reactor,
-            sock,
-            authenticate=lambda _sock: host.identity,
-            on_open=self._host_opened,
-            on_frame=self._on_frame,
-            on_close=self._on_close,
-        )
-        self._reactor.call_soon(link.start)
-
-    def wait_ready(self, hosts: Iterable[HostRecord], timeout: float) -> None:
-        """Wait until these hosts are up.
-
-        Raises:
-            SetupError: one ended or did not come in time; names each, with what is known.
-        """
-        missing = list(hosts)
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while missing := [host for host in missing if not host.ready]:
-                ended = [(h, h.launched.poll()) for h in missing if h.launched is not None]
-                words = [f"{host.name}: {end}" for host, end in ended if end is not None]
-                words += [f"{host.name}: {host.lost.detail}" for host in missing if host.lost]
-                if words:
-                    raise SetupError("hosts did not start. " + "; ".join(words))
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    names = ", ".join(host.name for host in missing)
-                    raise SetupError(f"hosts gave no sign of life within {timeout:g} s: {names}")
-                self._changed.wait(min(left, 0.2))
 
     # -- spawning -----------------------------------------------------------------------------
 
@@ -217,6 +113,7 @@ class Controller:
                 name,
                 region,
                 places,
+                per_host,
                 env,
                 preload,
                 MeshSupervisor(supervise, name, total),
@@ -237,9 +134,16 @@ class Controller:
             host = self.hosts[index]
             host.meshes.add(mesh.id)
             order = SpawnProcs(
-                mesh.id, mesh.name, mesh.region, tuple(here), incarnation, mesh.env, mesh.preload
+                mesh.id,
+                mesh.name,
+                mesh.region,
+                tuple(here),
+                mesh.per_host,
+                incarnation,
+                mesh.env,
+                mesh.preload,
             )
-            if host.lost is not None or not self._tell(host, order):
+            if host.lost is not None or not self.roster.tell(host, order):
                 self._reactor.call_soon(self._cannot_start, mesh, host, tuple(here))
 
     # -- what meshes ask for (actors.mesh.Runtime) ---------------------------------------------
@@ -292,7 +196,7 @@ class Controller:
                 return future
             record.stops.append((waiting, future))
             for index, here in record.by_host(tuple(sorted(waiting))).items():
-                self._tell(self.hosts[index], StopProcs(mesh, tuple(here), grace_s))
+                self.roster.tell(self.hosts[index], StopProcs(mesh, tuple(here), grace_s))
         return future
 
     def signal_procs(self, mesh: int, ranks: Sequence[int], signum: int) -> None:
@@ -305,7 +209,7 @@ class Controller:
         with self._lock:
             for index, here in mesh.by_host(ranks).items():
                 order = SignalProcs(mesh.id, tuple(here), signum, ordered)
-                self._tell(self.hosts[index], order)
+                self.roster.tell(self.hosts[index], order)
 
     def subscribe(self, mesh: int, callback: Callable[[ProcEvent], Any]) -> None:
         """See ``Runtime.subscribe``."""
@@ -323,115 +227,29 @@ class Controller:
         for index, here in mesh.by_host(tuple(frame.ranks)).items():
             host = self.hosts[index]
             try:
-                if host.link is None:
-                    raise LinkClosed("not connected")
-                host.link.send(replace(frame, ranks=here), wait=wait)
+                self.roster.send(host, replace(frame, ranks=here), wait=wait)
             except LinkClosed:
                 lost = host.lost or HostLost(host.name, "its link is closed")
                 self._book.fail(frame.call, lost)
 
-    def _tell(self, host: HostRecord, message: Any, kind: Kind = Kind.CONTROL) -> bool:
-        """Send a message to a host; False if it is gone."""
-        if host.link is None:
-            return False
-        body, buffers = dumps(message)
-        try:
-            host.link.send(Frame(kind, body, buffers), wait=False)
-        except LinkClosed:
-            return False
-        return True
+    # -- in the reactor's thread ---------------------------------------------------------------
 
-    # -- in the reactor's thread: hosts --------------------------------------------------------
-
-    def _accept(self, sock: socket.socket) -> None:
-        def authenticate(connected: Any) -> str:
-            return peer_name(connected, role="host")
-
-        link = Link(
-            self._reactor,
-            sock,
-            authenticate=authenticate,
-            on_open=self._host_opened,
-            on_frame=self._on_frame,
-            on_close=self._on_close,
-        )
-        link.start()
-
-    def _host_opened(self, link: Link) -> None:
-        host = self._host_of(link)
-        if host is None or host.link is not None:
-            link.close("no host of that name is awaited")
-            return
-        host.link = link
-        host.heard = self._reactor.clock()
-
-    def _host_of(self, link: Link) -> HostRecord | None:
-        with self._lock:
-            return next((host for host in self.hosts if host.identity == link.peer), None)
-
-    def _on_frame(self, link: Link, frame: Frame) -> None:
-        host = self._host_of(link)
-        assert host is not None
-        host.heard = self._reactor.clock()
+    def _on_frame(self, host: HostRecord, frame: Frame) -> None:
         if frame.kind in (Kind.RESULT, Kind.ERROR):
             self._book.answer(frame)
         elif frame.kind is Kind.EVENT:
             if self._events is not None:
                 self._events.write(loads(frame.body))
-        elif frame.kind is Kind.PING:
-            link.send(Frame(Kind.PONG))
-        elif frame.kind is Kind.HELLO:
-            self._welcome(host, loads(frame.body))
         elif frame.kind is Kind.CONTROL:
-            self._HANDLERS[type(message := loads(frame.body, frame.buffers))](self, host, message)
+            message = loads(frame.body, frame.buffers)
+            if isinstance(message, ProcStarted):
+                self._proc_started(host, message)
+            elif isinstance(message, ProcGone):
+                self._proc_gone(message)
 
-    def _welcome(self, host: HostRecord, hello: HostHello) -> None:
-        assert host.link is not None
-        host.pid = hello.pid
-        folder = self.job_folder
-        welcome = HostWelcome(
-            name=host.name,
-            job_folder=str(folder) if folder else None,
-            log=str(folder / "logs" / f"{host.name}.log") if folder else None,
-            address=host.address or host.link.peer_address,
-            sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
-            cwd=os.getcwd(),
-            credentials=self.authority.issue(host.identity),
-            heartbeat_s=HEARTBEAT_S,
-            lease_s=LEASE_S,
-        )
-        self._tell(host, welcome, Kind.WELCOME)
-
-    def _host_ready(self, host: HostRecord, message: HostReady) -> None:
-        with self._changed:
-            host.address = message.address
-            host.ready = True
-            self._changed.notify_all()
-        telemetry.emit(
-            "host_up", host=host.index, name=host.name, address=host.address, pid=host.pid
-        )
-
-    def _on_close(self, link: Link, reason: str) -> None:
-        host = self._host_of(link) if link.peer else None
-        if host is None or host.link is not link:
-            # A stranger, or one of ours whose handshake broke: it was told nothing.
-            print(f"slurmmesh: refused a connection: {reason}", file=sys.stderr)
-            return
-        self._lose(host, reason)
-
-    def _lose(self, host: HostRecord, reason: str) -> None:
-        with self._changed:
-            if host.lost is not None:
-                return
-            host.lost = HostLost(host.name, reason)
-            host.ready = False
-            self._changed.notify_all()
-            if host.link is not None:
-                host.link.close(reason)
+    def _on_host_lost(self, host: HostRecord, reason: str) -> None:
+        with self._lock:
             meshes = [self._meshes[mesh] for mesh in host.meshes]
-        if not self._closing:
-            telemetry.emit("host_lost", host=host.index, name=host.name, cause=reason)
-            print(f"slurmmesh: {host.lost}", file=sys.stderr)
         for mesh in meshes:
             self._lose_ranks(mesh, host, reason)
 
@@ -463,20 +281,6 @@ class Controller:
             cause = ExitCause(mesh.name, rank, host.name, 0, detail=detail)
             self._bury(mesh, rank, cause, self._closing, time.time())
         self._act(mesh, actions)
-
-    def _check_hosts(self) -> None:
-        now = self._reactor.clock()
-        with self._lock:
-            silent = [
-                host
-                for host in self.hosts
-                if host.ready and not host.lost and now - host.heard > HOST_SILENCE_S
-            ]
-        for host in silent:
-            self._lose(host, f"no sign of life for {now - host.heard:.1f} s")
-        self._reactor.call_later(HEARTBEAT_S, self._check_hosts)
-
-    # -- in the reactor's thread: procs --------------------------------------------------------
 
     def _proc_started(self, host: HostRecord, started: ProcStarted) -> None:
         with self._lock:
@@ -609,39 +413,20 @@ class Controller:
         for callback in list(mesh.subscribers):
             callback(event)
 
-    _HANDLERS: dict[type, Callable[[Controller, HostRecord, Any], None]] = {
-        HostReady: _host_ready,
-        ProcStarted: _proc_started,
-        ProcGone: lambda self, _host, message: self._proc_gone(message),
-    }
-
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all procs and hosts in order, then by force; leaves nothing running."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._closing = True
             for mesh in self._meshes.values():
                 mesh.supervisor.stopping()
                 mesh.over = mesh.over or MeshStopped("the job was stopped")
-            for host in self.hosts:
-                self._tell(host, Shutdown(grace_s))
-            self._changed.wait_for(
-                lambda: all(host.lost or host.link is None for host in self.hosts), grace_s + 2.0
-            )
-        for host in self.hosts:
-            if host.launched is not None:
-                with contextlib.suppress(OSError):
-                    host.launched.kill()
+        self.roster.close(grace_s)
         for mesh in self._meshes.values():
             self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
-        if self._listener is not None:
-            self._reactor.call_soon(self._listener.close)
-        for host in self.hosts:
-            if host.link is not None:
-                host.link.close()
         self._reactor.stop()
         self._thread.join()
         if self._events is not None:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmmesh.errors import SetupError, UsageError
-from slurmmesh.hosts.controller import Controller, HostRecord
+from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.local import start_local_hosts
 from slurmmesh.hosts.mesh import HostMesh
+from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.shape import Extent, Region
 
 START_TIMEOUT_S = 120.0
@@ -77,7 +78,7 @@ class Job:
         return self._mesh(records) if records else None
 
     def _mesh(self, records: list[HostRecord]) -> HostMesh:
-        self._controller.wait_ready(records, START_TIMEOUT_S)
+        self._controller.roster.wait_ready(records, START_TIMEOUT_S)
         extent = Extent.of({"hosts": len(records)})
         region = Region.from_ranks(extent, [record.index for record in records])
         return HostMesh(self._controller, region)

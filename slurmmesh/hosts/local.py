@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 
-from slurmmesh.hosts.controller import Controller, HostRecord
+from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.roster import HostRecord
 
 _GRACE_S = 5.0
 
@@ -36,7 +37,7 @@ def start_local_hosts(controller: Controller, names: list[str]) -> list[HostReco
     """Start an agent for each name."""
     hosts = []
     for name in names:
-        host = controller.add_host(name, address="127.0.0.1")
+        host = controller.roster.add_host(name, address="127.0.0.1")
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -47,6 +48,6 @@ def start_local_hosts(controller: Controller, names: list[str]) -> list[HostReco
                 start_new_session=True,
             )
         host.launched = LocalAgent(process)
-        controller.attach(host, ours)
+        controller.roster.attach(host, ours)
         hosts.append(host)
     return hosts

@@ -38,6 +38,7 @@ class MeshRecord:
     name: str
     region: Region
     ranks: list[RankRecord]
+    per_host: int
     env: dict[str, str]
     preload: tuple[str, ...]
     supervisor: MeshSupervisor

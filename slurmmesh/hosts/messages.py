@@ -52,12 +52,18 @@ class HostReady:
 
 @dataclass(frozen=True)
 class SpawnProcs:
-    """Start these ranks of a mesh. ``env`` is added to the environment of each."""
+    """Start these ranks of a mesh.
+
+    Attributes:
+        per_host: how many ranks of the mesh each host has; a rank modulo this is its local rank.
+        env: added to the environment of each.
+    """
 
     mesh: int
     name: str
     region: Region
     ranks: tuple[int, ...]
+    per_host: int
     incarnation: int
     env: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()

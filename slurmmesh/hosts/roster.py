@@ -1,0 +1,289 @@
+"""The hosts of a job as the controller holds them: records, links, and signs of life."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurmmesh import telemetry
+from slurmmesh.errors import HostLost, LinkClosed, SetupError
+from slurmmesh.hosts.messages import HostHello, HostReady, HostWelcome, Shutdown
+from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.identity import JobAuthority, peer_name, server_context
+from slurmmesh.wire.links import Link, Listener
+from slurmmesh.wire.reactor import Reactor
+
+HEARTBEAT_S = 1.0
+HOST_SILENCE_S = 15.0
+"""A host that gives no sign of life for so long is lost."""
+LEASE_S = 20.0
+"""A host that hears nothing for so long ends its procs; longer than HOST_SILENCE_S."""
+
+
+class Launched(Protocol):
+    """A started host agent, as its launcher can watch and end it."""
+
+    def poll(self) -> str | None:
+        """None while it runs, else how it ended."""
+
+    def kill(self) -> None:
+        """End it the hard way and wait until it is gone."""
+
+
+@dataclass
+class HostRecord:
+    """One host.
+
+    Attributes:
+        name: of the machine, for people.
+        identity: as certified, unique in the job.
+        address: under which the other hosts reach it.
+        lost: set when it is gone; its procs count as dead.
+    """
+
+    index: int
+    name: str
+    identity: str
+    launched: Launched | None = None
+    link: Link | None = None
+    address: str = ""
+    pid: int = 0
+    heard: float = 0.0
+    ready: bool = False
+    lost: HostLost | None = None
+    meshes: set[int] = field(default_factory=set)
+
+
+class Roster:
+    """Accepts and greets hosts, notices when one is lost, and carries messages to them.
+
+    Its callbacks run in the reactor's thread.
+
+    Args:
+        lock: guards the records; shared with who keeps books on what runs on the hosts.
+        on_frame: takes what a host sends that is not about the host itself.
+        on_lost: told once for each host that is lost.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        lock: threading.RLock,
+        authority: JobAuthority,
+        job_folder: Path | None,
+        on_frame: Callable[[HostRecord, Frame], Any],
+        on_lost: Callable[[HostRecord, str], Any],
+    ) -> None:
+        self.authority = authority
+        self.job_folder = job_folder
+        self.hosts: list[HostRecord] = []
+        self._by_identity: dict[str, HostRecord] = {}
+        self._reactor = reactor
+        self._changed = threading.Condition(lock)
+        self._on_host_frame = on_frame
+        self._on_lost = on_lost
+        self._listener: Listener | None = None
+        self._leaving = False
+        reactor.call_later(HEARTBEAT_S, self._check_hosts)
+
+    def listen(self, address: str) -> int:
+        """Accept hosts of other nodes over TLS on this address; returns the port.
+
+        Raises:
+            SetupError: the address is not one of this machine.
+        """
+        context = server_context(self.authority.issue("controller"))
+        try:
+            self._listener = Listener(self._reactor, context, self._accept, address)
+        except OSError as error:
+            raise SetupError(f"cannot listen on {address or 'any address'}: {error}") from error
+        self._reactor.call_soon(self._listener.start)
+        return self._listener.port
+
+    def add_host(self, name: str, address: str = "") -> HostRecord:
+        """Note a host that is about to be started."""
+        with self._changed:
+            index = len(self.hosts)
+            host = HostRecord(index, name, f"host-{index}", address=address)
+            self.hosts.append(host)
+            self._by_identity[host.identity] = host
+            return host
+
+    def attach(self, host: HostRecord, sock: socket.socket) -> None:
+        """Take our end of a socket pair whose other end a host of this machine was given."""
+        link = Link(
+            self._reactor,
+            sock,
+            authenticate=lambda _sock: host.identity,
+            on_open=self._host_opened,
+            on_frame=self._on_frame,
+            on_close=self._on_close,
+        )
+        self._reactor.call_soon(link.start)
+
+    def wait_ready(self, hosts: Iterable[HostRecord], timeout: float) -> None:
+        """Wait until these hosts are up.
+
+        Raises:
+            SetupError: one ended or did not come in time; names each, with what is known.
+        """
+        missing = list(hosts)
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while missing := [host for host in missing if not host.ready]:
+                ended = [(h, h.launched.poll()) for h in missing if h.launched is not None]
+                words = [f"{host.name}: {end}" for host, end in ended if end is not None]
+                words += [f"{host.name}: {host.lost.detail}" for host in missing if host.lost]
+                if words:
+                    raise SetupError("hosts did not start. " + "; ".join(words))
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    names = ", ".join(host.name for host in missing)
+                    raise SetupError(f"hosts gave no sign of life within {timeout:g} s: {names}")
+                self._changed.wait(min(left, 0.2))
+
+    def tell(self, host: HostRecord, message: Any, kind: Kind = Kind.CONTROL) -> bool:
+        """Send a message to a host, without waiting; False if it is gone."""
+        body, buffers = dumps(message)
+        try:
+            self.send(host, Frame(kind, body, buffers), wait=False)
+        except LinkClosed:
+            return False
+        return True
+
+    def send(self, host: HostRecord, frame: Frame, wait: bool = True) -> None:
+        """Send a frame to a host; see ``Link.send``.
+
+        Raises:
+            LinkClosed: it is gone.
+        """
+        if host.link is None:
+            raise LinkClosed(f"host {host.name} is not connected")
+        host.link.send(frame, wait=wait)
+
+    def close(self, grace_s: float) -> None:
+        """Have all hosts end what they run and leave; end by force those that do not."""
+        with self._changed:
+            self._leaving = True
+            for host in self.hosts:
+                self.tell(host, Shutdown(grace_s))
+            self._changed.wait_for(
+                lambda: all(host.lost or host.link is None for host in self.hosts), grace_s + 2.0
+            )
+        if self._listener is not None:
+            self._reactor.call_soon(self._listener.close)
+        for host in self.hosts:
+            if host.link is not None:
+                host.link.close()
+            if host.launched is not None:
+                with contextlib.suppress(OSError):
+                    host.launched.kill()
+
+    # -- in the reactor's thread ---------------------------------------------------------------
+
+    def _accept(self, sock: socket.socket) -> None:
+        def authenticate(connected: Any) -> str:
+            return peer_name(connected, role="host")
+
+        link = Link(
+            self._reactor,
+            sock,
+            authenticate=authenticate,
+            on_open=self._host_opened,
+            on_frame=self._on_frame,
+            on_close=self._on_close,
+        )
+        link.start()
+
+    def _host_opened(self, link: Link) -> None:
+        host = self._by_identity.get(link.peer)
+        if host is None or host.link is not None:
+            link.close("no host of that name is awaited")
+            return
+        host.link = link
+        host.heard = self._reactor.clock()
+
+    def _on_frame(self, link: Link, frame: Frame) -> None:
+        host = self._by_identity[link.peer]
+        host.heard = self._reactor.clock()
+        if frame.kind is Kind.PING:
+            link.send(Frame(Kind.PONG))
+        elif frame.kind is Kind.HELLO:
+            self._take_hello(host, loads(frame.body))
+        else:
+            self._on_host_frame(host, frame)
+
+    def _take_hello(self, host: HostRecord, message: HostHello | HostReady) -> None:
+        if isinstance(message, HostHello):
+            host.pid = message.pid
+            self._welcome(host)
+        else:
+            self._host_ready(host, message)
+
+    def _welcome(self, host: HostRecord) -> None:
+        assert host.link is not None
+        folder = self.job_folder
+        welcome = HostWelcome(
+            name=host.name,
+            job_folder=str(folder) if folder else None,
+            log=str(folder / "logs" / f"{host.name}.log") if folder else None,
+            address=host.address or host.link.peer_address,
+            sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
+            cwd=os.getcwd(),
+            credentials=self.authority.issue(host.identity),
+            heartbeat_s=HEARTBEAT_S,
+            lease_s=LEASE_S,
+        )
+        self.tell(host, welcome, Kind.WELCOME)
+
+    def _host_ready(self, host: HostRecord, message: HostReady) -> None:
+        with self._changed:
+            host.address = message.address
+            host.ready = True
+            self._changed.notify_all()
+        telemetry.emit(
+            "host_up", host=host.index, name=host.name, address=host.address, pid=host.pid
+        )
+
+    def _on_close(self, link: Link, reason: str) -> None:
+        host = self._by_identity.get(link.peer)
+        if host is None or host.link is not link:
+            # A stranger, or one of ours whose handshake broke: it was told nothing.
+            print(f"slurmmesh: refused a connection: {reason}", file=sys.stderr)
+            return
+        self._lose(host, reason)
+
+    def _lose(self, host: HostRecord, reason: str) -> None:
+        with self._changed:
+            if host.lost is not None:
+                return
+            host.lost = HostLost(host.name, reason)
+            host.ready = False
+            self._changed.notify_all()
+            if host.link is not None:
+                host.link.close(reason)
+        if not self._leaving:
+            telemetry.emit("host_lost", host=host.index, name=host.name, cause=reason)
+            print(f"slurmmesh: {host.lost}", file=sys.stderr)
+        self._on_lost(host, reason)
+
+    def _check_hosts(self) -> None:
+        now = self._reactor.clock()
+        with self._changed:
+            silent = [
+                host
+                for host in self.hosts
+                if host.ready and not host.lost and now - host.heard > HOST_SILENCE_S
+            ]
+        for host in silent:
+            self._lose(host, f"no sign of life for {now - host.heard:.1f} s")
+        self._reactor.call_later(HEARTBEAT_S, self._check_hosts)
