@@ -1,6 +1,6 @@
 """Per-step DDP across replicas, with a communication hook that survives a failed allreduce."""
 
-from __future__ import annotations
+# Not ``from __future__ import annotations``: torch compares a hook's annotations with classes.
 
 from collections.abc import Callable
 
