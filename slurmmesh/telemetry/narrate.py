@@ -24,10 +24,12 @@ class Narrator:
 
     def tell(self, event: Event) -> str | None:
         """Return the line for an event, or None where it is not worth one."""
-        kind = event.get("kind")
+        t, kind = fields.time(event.get("t")), event.get("kind")
         teller = _TELLERS.get(kind) if isinstance(kind, str) else None
-        text = teller(self, event) if teller is not None else None
-        return None if text is None else self._stamp(fields.time(event.get("t")), text)
+        if t is None or teller is None:
+            return None
+        text = teller(self, event)
+        return None if text is None else self._stamp(t, text)
 
     def progress(self) -> str | None:
         """Return a line on where the training is; None if nothing was committed since the last."""
@@ -37,9 +39,9 @@ class Narrator:
         self._latest_told = latest.t
         return self._stamp(latest.t, progress_text(self._history))
 
-    def _stamp(self, t: float | None, text: str) -> str:
+    def _stamp(self, t: float, text: str) -> str:
         start = self._history.first_t
-        since = 0.0 if t is None or start is None else max(0.0, t - start)
+        since = 0.0 if start is None else max(0.0, t - start)
         return f"[slurmmesh +{since:.1f}s] {wording.one_line(text, 400)}"
 
     # --- one method a kind ---

@@ -50,8 +50,8 @@ class LineTail:
         Raises:
             OSError: the file is there and cannot be read.
         """
-        data = self._partial + self._read_bytes()
-        *lines, self._partial = data.split(b"\n")
+        new = self._read_bytes()
+        *lines, self._partial = (self._partial + new).split(b"\n")
         while len(self._partial) > self._longest_line:
             lines.append(self._partial[: self._longest_line])
             self._partial = self._partial[self._longest_line :]

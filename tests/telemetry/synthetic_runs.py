@@ -7,6 +7,7 @@ code under test derives from the events alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -180,7 +181,7 @@ def simulate(
         back = sorted(index for index, at in rejoin.items() if at <= start)
         if back:
             quorum += 1
-            enter_quorum(start, sorted(up + back), step - 1, {index: up[0] for index in back})
+            enter_quorum(start, sorted(up + back), step - 1, dict.fromkeys(back, up[0]))
         members = sorted(up + back)
         for index in members:
             at = now + 0.001 * index
@@ -210,7 +211,7 @@ def simulate(
                 del rejoin[index]
                 times = [*info["times"], at]
                 put(at, "recovery", recovery=info["id"], replica=index, phase="stepped")
-                parts = [b - a for a, b in zip(times, times[1:], strict=False)]
+                parts = [b - a for a, b in itertools.pairwise(times)]
                 put(
                     at,
                     "recovered",
