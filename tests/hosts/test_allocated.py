@@ -1,0 +1,131 @@
+"""Hosts on a real Slurm: a step per node, a node that dies, a node behind a cut network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from slurmmesh.lab import Lab
+
+pytestmark = pytest.mark.slurm
+
+SCRIPT = """
+import json, os, sys, time
+import slurmmesh as sm
+from slurmmesh.hosts import roster, job as jobs
+
+roster.HOST_SILENCE_S, roster.LEASE_S, roster.HEARTBEAT_S = 1.5, 2.0, 0.2
+
+
+class Probe(sm.Actor):
+    @sm.endpoint
+    def where(self):
+        return os.getpid(), sm.context().host, sm.context().host_address
+
+    @sm.endpoint
+    def wait(self):
+        time.sleep(3600)
+
+
+folder = sys.argv[1]
+job = jobs.start_job(os.environ)
+try:
+    procs = job.hosts.spawn_procs({"gpus": 2}, name="probe")
+    actors = procs.spawn("probe", Probe)
+    where = list(actors.where.call().get(60).values())
+    with open(folder + "/up.tmp", "w") as file:
+        json.dump(where, file)
+    os.rename(folder + "/up.tmp", folder + "/up")
+    error = actors.slice(hosts=1).wait.call().exception(120)
+    rest = actors.slice(hosts=[0, 2]).where.call().get(60)
+    print(type(error).__name__, error.cause.host, error.cause.detail, len(rest))
+finally:
+    job.close()
+"""
+
+
+def submit(lab: Lab, folder: Path, nodes: int = 3) -> subprocess.Popen[bytes]:
+    (folder / "script.py").write_text(SCRIPT)
+    job = folder / "job"
+    (folder / "batch.sh").write_text(
+        "#!/bin/bash\n"
+        f"export SLURMMESH_JOB_FOLDER={job} SLURMMESH_JOB_ID=$SLURM_JOB_ID\n"
+        f"export SLURMMESH_CLUSTER=slurm SLURMMESH_NODES={nodes}\n"
+        f"exec {sys.executable} -u {folder}/script.py {folder} >{folder}/out 2>&1\n"
+    )
+    return subprocess.Popen(
+        [
+            "sbatch",
+            "--wait",
+            f"-N{nodes}",
+            "--no-kill",
+            "-o",
+            "/dev/null",
+            str(folder / "batch.sh"),
+        ],
+        env=lab.env(),
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def wait_for(path: Path, waiting: subprocess.Popen[bytes], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not path.exists():
+        assert waiting.poll() is None, (path.parent / "out").read_text()
+        assert time.monotonic() < deadline, f"{path} is not there after {timeout} s"
+        time.sleep(0.01)
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "job" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def test_a_node_that_dies_without_a_goodbye_is_noticed_and_the_rest_goes_on(
+    tmp_path: Path, outlives_tests: Callable[[Path], AbstractContextManager[None]]
+):
+    with Lab(nodes=3) as lab:
+        waiting = submit(lab, tmp_path)
+        wait_for(tmp_path / "up", waiting)
+        where = json.loads((tmp_path / "up").read_text())
+        assert [host for _, host, _ in where] == [f"node{1 + rank // 2}" for rank in range(6)]
+        lab.kill_node("node2")
+        assert waiting.wait(90) == 0, (tmp_path / "out").read_text()
+        assert "ProcDied node2 its host is lost" in (tmp_path / "out").read_text()
+        assert [event["name"] for event in events(tmp_path, "host_lost")] == ["node2"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="network namespaces need root")
+def test_a_host_behind_a_cut_network_is_given_up_and_ends_its_procs_itself(tmp_path: Path):
+    with Lab(nodes=3, netns=True) as lab:
+        waiting = submit(lab, tmp_path)
+        wait_for(tmp_path / "up", waiting)
+        where = json.loads((tmp_path / "up").read_text())
+        addresses = [address for _, _, address in where]
+        assert len(set(addresses)) == 3
+        assert not any(address.startswith("127.") for address in addresses)
+        cut_off = [pid for pid, host, _ in where if host == "node2"]
+        lab.cut_network("node2")
+        deadline = time.monotonic() + 60
+        while any(map(alive, cut_off)):
+            assert time.monotonic() < deadline, "procs go on behind the cut"
+            time.sleep(0.01)
+        assert waiting.wait(90) == 0, (tmp_path / "out").read_text()
+        [lost] = events(tmp_path, "host_lost")
+        assert lost["name"] == "node2"
+        assert "no sign of life" in lost["cause"]
+        lab.heal_network("node2")
