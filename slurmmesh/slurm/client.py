@@ -76,7 +76,7 @@ class SlurmClient:
 
         It is asked once: a Slurm that is just restarting counts as not there.
         """
-        if not is_installed():
+        if not is_installed("sbatch", self._environ):
             return "sbatch is not installed"
         answer = self._ping()
         return "" if answer.ok else refusals.down(_words(answer)).message
@@ -180,7 +180,7 @@ class SlurmClient:
 
         Nodes that Slurm says nothing about are left out; all, if it does not answer.
         """
-        if not is_installed("scontrol"):
+        if not is_installed("scontrol", self._environ):
             return {}
         answer = self._run(["scontrol", "--oneliner", "show", "node", ",".join(nodes)])
         return parse_node_addresses(answer.stdout)

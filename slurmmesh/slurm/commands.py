@@ -31,9 +31,9 @@ class Answer:
         return self.returncode == 0
 
 
-def is_installed(command: str = "sbatch") -> bool:
-    """Whether this machine has Slurm's commands."""
-    return shutil.which(command) is not None
+def is_installed(command: str, environ: Mapping[str, str]) -> bool:
+    """Whether this machine has a command of Slurm."""
+    return shutil.which(command, path=environ.get("PATH", os.defpath)) is not None
 
 
 def run(

@@ -58,7 +58,6 @@ _WAITS = {
     "ReqNodeNotAvail": "a node it names is not available",
     "Reservation": "its reservation has not begun",
     "QOSMaxJobsPerUserLimit": "you have as many jobs running as your QOS allows",
-    "None": "Slurm has not looked at it yet",
 }
 
 

@@ -11,7 +11,7 @@ import shlex
 from slurmmesh.errors import UsageError
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
 
 
 def has_control_characters(value: str) -> bool:

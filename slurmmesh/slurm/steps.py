@@ -38,6 +38,8 @@ _TAG = "SLURMMESH_STEP_TAG"
 # From SIGTERM to the srun of a cancelled step until srun itself is killed.
 _CANCEL_GRACE_S = 10.0
 _SRUN_WORDS = 2000
+# What srun says to --cpu-bind=none where there is nothing to bind with anyway.
+_NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
 
 
 @dataclass
@@ -130,9 +132,11 @@ class StepJob(core.Job[R]):
 
     def srun_messages(self) -> str:
         """The last lines that srun itself said (its tasks' output is in ``paths``)."""
-        with contextlib.suppress(OSError):
-            return self._step.messages.read_text(errors="replace")[-_SRUN_WORDS:].strip()
-        return ""
+        try:
+            text = self._step.messages.read_text(errors="replace")[-_SRUN_WORDS:]
+        except OSError:
+            return ""
+        return "\n".join(line for line in text.splitlines() if line != _NO_BINDING).strip()
 
     @property
     def _step(self) -> _Step:

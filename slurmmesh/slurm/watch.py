@@ -91,6 +91,8 @@ class JobWatch:
         return True
 
     def _say_state(self, info: JobInfo) -> None:
+        if info.state.is_waiting and info.reason in ("", "None"):
+            return  # Slurm has not looked at it yet
         if info.state.is_waiting:
             self._say(f"job {self._ref} is waiting: {explain_waiting(info)}")
         elif not info.state.is_over and info.nodes:

@@ -1,0 +1,44 @@
+#!/bin/bash
+#SBATCH --job-name='my "run" #1'
+#SBATCH --nodes=17
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --gpus-per-node=mi300x:8
+#SBATCH --time=2-12
+#SBATCH --partition=gpu
+#SBATCH --output=/shared/jobs/%j.out
+# A lost node shrinks the job; the job is never started again.
+#SBATCH --no-kill
+#SBATCH --no-requeue
+#SBATCH --account=me
+#SBATCH -C 'zen4&mi300'
+#SBATCH --comment='no # comment'
+
+# Made by slurmmesh VERSION. Hosts: 16, spares: 1.
+
+fail() {
+    echo "slurmmesh: $1 (on $SLURMD_NODENAME)" >&2
+    exit 6
+}
+
+job_folder=/shared/jobs/"$SLURM_JOB_ID"
+mkdir -p -m 700 -- "$job_folder" ||
+    fail "cannot make the job folder $job_folder: it must be on a file system that all nodes see"
+chmod 700 -- "$job_folder" || fail "the job folder $job_folder belongs to somebody else"
+echo "slurmmesh: the job's output goes to $job_folder/controller.log"
+exec </dev/null >>"$job_folder/controller.log" 2>&1
+
+cd -- $'/shared/a b\'"$x\nö' || fail "the folder of the submit is not on this node"
+python=/opt/venv/bin/python
+[ -x "$python" ] || fail "the Python of the submit, $python, is not on this node"
+
+export SLURMMESH_JOB_FOLDER="$job_folder"
+export SLURMMESH_JOB_ID="$SLURM_JOB_ID"
+export SLURMMESH_CLUSTER=slurm
+export SLURMMESH_NODES=16
+export SLURMMESH_SPARES=1
+export SLURMMESH_GPUS_PER_NODE=8
+export SLURMMESH_CPUS_PER_TASK=96
+
+# The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
+exec "$python" -u -m slurmmesh.hosts.program -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'
