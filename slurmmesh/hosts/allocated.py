@@ -13,7 +13,6 @@ from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.steps import StepExecutor, StepJob
 
-_GRACE_S = 5.0
 _WORDS = 5
 
 
@@ -32,10 +31,17 @@ class StepAgent:
             words += [line.strip() for line in deque(file, maxlen=_WORDS)]
         return "; ".join(word for word in words if word)
 
+    def terminate(self) -> None:
+        """Ask Slurm to end the step, without waiting."""
+        self._job.cancel(check=False)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the step is over; false if it is not within the time."""
+        return self._job.wait_exit(timeout_s)
+
     def kill(self) -> None:
-        """Wait until the step is over; cancel it if it does not end by itself."""
-        if not self._job.wait_exit(_GRACE_S):
-            self._job.cancel()
+        """End srun itself: Slurm could not end the step, and ends it with the job."""
+        self._job.kill()
 
 
 def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord]:

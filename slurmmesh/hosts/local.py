@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import subprocess
 import sys
 
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.roster import HostRecord
-
-_GRACE_S = 5.0
 
 
 class LocalAgent:
@@ -24,11 +21,20 @@ class LocalAgent:
         code = self._process.poll()
         return None if code is None else f"its agent exited with code {code}"
 
+    def terminate(self) -> None:
+        """Ask it to end, without waiting."""
+        self._process.terminate()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is gone; false if it is not within the time."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def kill(self) -> None:
-        """Wait until it is gone; end it the hard way if it does not leave."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
-            return
+        """End it the hard way and wait until it is gone."""
         self._process.kill()
         self._process.wait()
 

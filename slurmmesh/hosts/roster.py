@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
@@ -29,11 +28,21 @@ LEASE_S = 20.0
 """A host that hears nothing for so long ends its procs; longer than HOST_SILENCE_S."""
 
 
+AGENT_GRACE_S = 3.0
+"""How long agents may take to be gone after the job's end, all together."""
+
+
 class Launched(Protocol):
     """A started host agent, as its launcher can watch and end it."""
 
     def poll(self) -> str | None:
         """None while it runs, else how it ended."""
+
+    def terminate(self) -> None:
+        """Ask it to end, without waiting."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is gone; false if it is not within the time."""
 
     def kill(self) -> None:
         """End it the hard way and wait until it is gone."""
@@ -175,7 +184,9 @@ class Roster:
         with self._changed:
             self._leaving = True
             for host in self.hosts:
-                self.tell(host, Shutdown(grace_s))
+                reached = host.lost is None and self.tell(host, Shutdown(grace_s))
+                if not reached and host.launched is not None:
+                    host.launched.terminate()
             self._changed.wait_for(
                 lambda: all(host.lost or host.link is None for host in self.hosts), grace_s + 2.0
             )
@@ -184,9 +195,11 @@ class Roster:
         for host in self.hosts:
             if host.link is not None:
                 host.link.close()
-            if host.launched is not None:
-                with contextlib.suppress(OSError):
-                    host.launched.kill()
+        agents = [host.launched for host in self.hosts if host.launched is not None]
+        deadline = time.monotonic() + AGENT_GRACE_S
+        late = [agent for agent in agents if not agent.wait(max(0, deadline - time.monotonic()))]
+        for agent in late:
+            agent.kill()
 
     # -- in the reactor's thread ---------------------------------------------------------------
 

@@ -121,6 +121,12 @@ class StepJob(core.Job[R]):
             step.process.kill()
             step.process.wait()
 
+    def kill(self) -> None:
+        """Kill srun itself, without asking Slurm: for a step whose node does not answer."""
+        process = self._step.process
+        process.kill()
+        process.wait()
+
     def describe_exit(self) -> str:
         """How the step ended, with the last that srun said; empty while it runs."""
         code = self.poll()

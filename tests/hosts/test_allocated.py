@@ -52,19 +52,19 @@ finally:
 """
 
 
-def submit(lab: Lab, folder: Path, nodes: int = 3) -> subprocess.Popen[bytes]:
+def submit(lab: Lab, folder: Path, nodes: int = 3) -> None:
     (folder / "script.py").write_text(SCRIPT)
     job = folder / "job"
     (folder / "batch.sh").write_text(
         "#!/bin/bash\n"
         f"export SLURMMESH_JOB_FOLDER={job} SLURMMESH_JOB_ID=$SLURM_JOB_ID\n"
         f"export SLURMMESH_CLUSTER=slurm SLURMMESH_NODES={nodes}\n"
-        f"exec {sys.executable} -u {folder}/script.py {folder} >{folder}/out 2>&1\n"
+        f"{sys.executable} -u {folder}/script.py {folder} >{folder}/out 2>&1\n"
+        f"echo $? >{folder}/code.tmp; mv {folder}/code.tmp {folder}/code\n"
     )
-    return subprocess.Popen(
+    subprocess.run(
         [
             "sbatch",
-            "--wait",
             f"-N{nodes}",
             "--no-kill",
             "-o",
@@ -74,14 +74,15 @@ def submit(lab: Lab, folder: Path, nodes: int = 3) -> subprocess.Popen[bytes]:
         env=lab.env(),
         cwd=folder,
         stdout=subprocess.DEVNULL,
+        check=True,
     )
 
 
-def wait_for(path: Path, waiting: subprocess.Popen[bytes], timeout: float = 60) -> None:
+def wait_for(path: Path, timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not path.exists():
-        assert waiting.poll() is None, (path.parent / "out").read_text()
-        assert time.monotonic() < deadline, f"{path} is not there after {timeout} s"
+        assert time.monotonic() < deadline, (path.parent / "out").read_text()
+        assert path.name == "code" or not (path.parent / "code").exists()
         time.sleep(0.01)
 
 
@@ -98,12 +99,13 @@ def test_a_node_that_dies_without_a_goodbye_is_noticed_and_the_rest_goes_on(
     tmp_path: Path, outlives_tests: Callable[[Path], AbstractContextManager[None]]
 ):
     with Lab(nodes=3) as lab:
-        waiting = submit(lab, tmp_path)
-        wait_for(tmp_path / "up", waiting)
+        submit(lab, tmp_path)
+        wait_for(tmp_path / "up")
         where = json.loads((tmp_path / "up").read_text())
         assert [host for _, host, _ in where] == [f"node{1 + rank // 2}" for rank in range(6)]
         lab.kill_node("node2")
-        assert waiting.wait(90) == 0, (tmp_path / "out").read_text()
+        wait_for(tmp_path / "code")
+        assert (tmp_path / "code").read_text() == "0\n", (tmp_path / "out").read_text()
         assert "ProcDied node2 its host is lost" in (tmp_path / "out").read_text()
         assert [event["name"] for event in events(tmp_path, "host_lost")] == ["node2"]
 
@@ -112,8 +114,8 @@ def test_a_node_that_dies_without_a_goodbye_is_noticed_and_the_rest_goes_on(
 @pytest.mark.skipif(os.getuid() != 0, reason="network namespaces need root")
 def test_a_host_behind_a_cut_network_is_given_up_and_ends_its_procs_itself(tmp_path: Path):
     with Lab(nodes=3, netns=True) as lab:
-        waiting = submit(lab, tmp_path)
-        wait_for(tmp_path / "up", waiting)
+        submit(lab, tmp_path)
+        wait_for(tmp_path / "up")
         where = json.loads((tmp_path / "up").read_text())
         addresses = [address for _, _, address in where]
         assert len(set(addresses)) == 3
@@ -124,7 +126,8 @@ def test_a_host_behind_a_cut_network_is_given_up_and_ends_its_procs_itself(tmp_p
         while any(map(alive, cut_off)):
             assert time.monotonic() < deadline, "procs go on behind the cut"
             time.sleep(0.01)
-        assert waiting.wait(90) == 0, (tmp_path / "out").read_text()
+        wait_for(tmp_path / "code")
+        assert (tmp_path / "code").read_text() == "0\n", (tmp_path / "out").read_text()
         [lost] = events(tmp_path, "host_lost")
         assert lost["name"] == "node2"
         assert "no sign of life" in lost["cause"]
