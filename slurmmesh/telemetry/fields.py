@@ -6,6 +6,7 @@ A number may be NaN (a loss that diverged is news); a time, a duration and a cou
 from __future__ import annotations
 
 import math
+import signal as _signal
 from typing import Any
 
 # Seconds. Larger ones are no time of day and no duration, and would overflow sums.
@@ -59,6 +60,17 @@ def text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "\n".join(_word(item) for item in value)
     return _word(value)
+
+
+def signal_name(value: Any) -> str:
+    """Return ``SIGKILL`` and the like for a signal given by name or number, "" for none."""
+    whole = integer(value)
+    if whole is None:
+        return _word(value)
+    try:
+        return _signal.Signals(whole).name
+    except ValueError:
+        return f"signal {whole}"
 
 
 def finite(value: float | None) -> float | None:

@@ -63,15 +63,24 @@ class Fault(NamedTuple):
     pid: int | None
 
 
+class SkippedFault(NamedTuple):
+    """A fault that was planned and not fired, and why."""
+
+    t: float
+    kind: str
+    replica: int | None
+    reason: str
+
+
 class ProcExit(NamedTuple):
-    """The end of one process, as its host saw it."""
+    """The end of one process, as its host saw it; ``signal`` is its name, empty for none."""
 
     t: float
     mesh: str
     rank: int | None
     host: str
     pid: int | None
-    signal: int | None
+    signal: str
     exit_code: int | None
     detail: str
     stderr: str
@@ -103,7 +112,7 @@ class Recovery:
     replica: int | None
     times: dict[str, float] = field(default_factory=dict)
     reported: dict[str, float] = field(default_factory=dict)
-    signal: int | None = None
+    signal: str = ""
     steps_lost: int | None = None
     complete: bool = False
 
@@ -188,6 +197,7 @@ class Run:
     final_loss_reported: float | None = None
     replicas: dict[int, Replica] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    skipped_faults: list[SkippedFault] = field(default_factory=list)
     recoveries: dict[int, Recovery] = field(default_factory=dict)
     quorums: list[Quorum] = field(default_factory=list)
     first_t: float | None = None
@@ -328,7 +338,7 @@ def _proc_exited(history: RunHistory, t: float, event: Event) -> None:
             rank=rank,
             host=fields.text(event.get("host")),
             pid=fields.integer(event.get("pid")),
-            signal=fields.integer(event.get("signal")),
+            signal=fields.signal_name(event.get("signal")),
             exit_code=fields.integer(event.get("exit_code")),
             detail=fields.text(event.get("detail")),
             stderr=fields.text(event.get("stderr")),
@@ -400,7 +410,32 @@ def _inner_step(run: Run, t: float, event: Event) -> None:
 
 
 def _fault(run: Run, t: float, event: Event) -> None:
-    fault = Fault(
+    fault = _fault_of(t, event)
+    run.faults.append(fault)
+    if fault.replica is not None:
+        run.replica(fault.replica).become("down", t)
+
+
+def _fault_failed(run: Run, t: float, event: Event) -> None:
+    """Take back a fault that was announced and could not be fired."""
+    failed = _fault_of(t, event)
+    for position in reversed(range(len(run.faults))):
+        if run.faults[position][1:] == failed[1:]:
+            del run.faults[position]
+            break
+    if failed.replica is not None:
+        run.replica(failed.replica).become("training", t)
+    reason = fields.text(event.get("error"))
+    run.skipped_faults.append(SkippedFault(t, failed.kind, failed.replica, reason))
+
+
+def _fault_skipped(run: Run, t: float, event: Event) -> None:
+    fault, reason = _fault_of(t, event), fields.text(event.get("reason"))
+    run.skipped_faults.append(SkippedFault(t, fault.kind, fault.replica, reason))
+
+
+def _fault_of(t: float, event: Event) -> Fault:
+    return Fault(
         t=t,
         kind=fields.text(event.get("fault")) or "fault",
         replica=fields.count(event.get("replica")),
@@ -409,9 +444,6 @@ def _fault(run: Run, t: float, event: Event) -> None:
         host=fields.text(event.get("host")),
         pid=fields.integer(event.get("pid")),
     )
-    run.faults.append(fault)
-    if fault.replica is not None:
-        run.replica(fault.replica).become("down", t)
 
 
 def _recovery(run: Run, t: float, event: Event) -> None:
@@ -439,7 +471,7 @@ def _recovered(run: Run, t: float, event: Event) -> None:
     if recovery.replica is None:
         recovery.replica = fields.count(event.get("replica"))
     recovery.complete = True
-    recovery.signal = fields.integer(event.get("signal"))
+    recovery.signal = fields.signal_name(event.get("signal"))
     recovery.steps_lost = fields.count(event.get("steps_lost"))
     for name in (*DURATIONS, "total_s"):
         seconds = fields.duration(event.get(name))
@@ -491,6 +523,8 @@ _RUN_KINDS: dict[str, Callable[[Run, float, Event], None]] = {
     "step": _step,
     "inner_step": _inner_step,
     "fault": _fault,
+    "fault_failed": _fault_failed,
+    "fault_skipped": _fault_skipped,
     "recovery": _recovery,
     "recovered": _recovered,
     "quorum": _quorum,

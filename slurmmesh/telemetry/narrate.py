@@ -71,8 +71,8 @@ class Narrator:
         if event.get("expected") is True:
             return None
         end = self._history.exits[-1]
-        if end.signal is not None:
-            how = f"was killed by {wording.signal_name(end.signal)}"
+        if end.signal:
+            how = f"was killed by {end.signal}"
         elif end.exit_code is not None:
             how = f"exited with code {end.exit_code}"
         else:
@@ -106,6 +106,11 @@ class Narrator:
         where = f" on {fault.host}" if fault.host else ""
         pid = "" if fault.pid is None else f", pid {fault.pid}"
         return f"fault {fault.kind}: {whom}{where}{pid}"
+
+    def _not_fired(self, event: Event) -> str:
+        fault = self._history.run.skipped_faults[-1]
+        whom = "" if fault.replica is None else f" at replica {fault.replica}"
+        return f"fault {fault.kind}{whom} was not fired{_because(fault.reason)}"
 
     def _recovered(self, event: Event) -> str | None:
         recovery = self._history.run.recoveries.get(fields.integer(event.get("recovery")) or 0)
@@ -166,6 +171,8 @@ _TELLERS = {
     "proc_restarted": Narrator._proc_restarted,
     "run_started": Narrator._run_started,
     "fault": Narrator._fault,
+    "fault_failed": Narrator._not_fired,
+    "fault_skipped": Narrator._not_fired,
     "recovered": Narrator._recovered,
     "quorum": Narrator._quorum_changed,
     "lighthouse_exited": Narrator._lighthouse_exited,

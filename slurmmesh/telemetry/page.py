@@ -199,7 +199,7 @@ def _recoveries(history: RunHistory, timeline: Timeline) -> list[dict[str, Any]]
             "id": own.id,
             "replica": _plain(own.replica),
             "at": _since(start, min(own.times.values(), default=None)),
-            "signal": wording.signal_name(own.signal),
+            "signal": own.signal,
             "phases": [wording.seconds(own.duration(name)) for name in DURATIONS],
             "total": wording.seconds(own.duration("total_s")),
             "steps_lost": _plain(own.steps_lost),
@@ -241,7 +241,7 @@ def _other_deaths(history: RunHistory, timeline: Timeline) -> list[dict[str, Any
             "at": _since(start, end.t),
             "who": f"rank {_plain(end.rank)} of {end.mesh}",
             "host": end.host,
-            "how": wording.signal_name(end.signal) or f"exit code {_plain(end.exit_code)}",
+            "how": end.signal or f"exit code {_plain(end.exit_code)}",
             "detail": end.detail,
             "stderr": end.stderr.strip("\n"),
         }
@@ -278,7 +278,7 @@ def _where_it_ran(history: RunHistory) -> list[str]:
 
 
 def _one_machine(addresses: list[str]) -> bool:
-    if len(set(addresses)) == 1:
+    if len(set(addresses)) == 1 and addresses[0]:
         return True
     try:
         return all(ipaddress.ip_address(address).is_loopback for address in addresses)
@@ -294,6 +294,11 @@ def _caveats(history: RunHistory) -> list[str]:
         notes.append("The log has no end of the run: it is still going on, or was killed.")
     if history.earlier_runs:
         notes.append(f"{history.earlier_runs} earlier training runs of this job are left out.")
+    skipped = history.run.skipped_faults
+    if skipped:
+        reasons = dict.fromkeys(fault.reason for fault in skipped if fault.reason)
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        notes.append(f"{len(skipped)} planned faults were not fired{why}.")
     if history.malformed:
         notes.append(f"{history.malformed} lines of the event log could not be understood.")
     if len(history.hosts) > 1:

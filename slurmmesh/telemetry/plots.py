@@ -6,7 +6,9 @@ for colour-blind eyes; where a colour carries meaning, so does a position, a mar
 
 from __future__ import annotations
 
+import bisect
 import io
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RECOVERIES = 30
+MOST_RECOVERIES = 20
 """Recoveries in the bar plot; of more, the slowest are shown."""
 
 _MOST_LANES = 64
@@ -88,7 +90,7 @@ def draw(history: RunHistory, baseline: RunHistory | None = None) -> list[Plot]:
     if timeline.bounds is not None and history.run.replicas:
         plots.append(_participants(history, timeline))
     if losses_by_step(history):
-        plots.append(_loss(history, timeline, baseline))
+        plots.append(_loss(history, baseline))
     shown = _shown_recoveries(history)
     if shown:
         plots.append(_recoveries(history, shown))
@@ -207,16 +209,20 @@ def _curve(history: RunHistory) -> tuple[list[int], list[float], list[float], li
     return steps, means, lows, highs
 
 
-def _loss(history: RunHistory, timeline: Timeline, baseline: RunHistory | None) -> Plot:
+def _steps_at(history: RunHistory, times: list[float]) -> list[int]:
+    """The highest step committed by anyone up to each of these times."""
+    commits = sorted((s.t, s.step) for own in history.run.replicas.values() for s in own.steps)
+    highest = [0, *itertools.accumulate((step for _, step in commits), max)]
+    when = [t for t, _ in commits]
+    return [highest[bisect.bisect_right(when, t)] for t in times]
+
+
+def _loss(history: RunHistory, baseline: RunHistory | None) -> Plot:
     from matplotlib.ticker import MaxNLocator
 
     steps, means, lows, highs = _curve(history)
     other = _curve(baseline) if baseline is not None else ([], [], [], [])
-    commits = sorted((s.t, s.step) for own in history.run.replicas.values() for s in own.steps)
-    hit_at = [
-        max((step for t, step in commits if t <= fault.t), default=0)
-        for fault in history.run.faults
-    ]
+    hit_at = _steps_at(history, [fault.t for fault in history.run.faults])
 
     def paint(figure: Figure, theme: _Theme) -> None:
         axes = figure.subplots()

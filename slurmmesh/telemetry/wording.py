@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal as _signal
 
 
 def seconds(value: float | None) -> str:
@@ -32,16 +31,6 @@ def loss(value: float | None) -> str:
 def share(value: float | None) -> str:
     """A share of 1 in percent; ``-`` for None."""
     return "-" if value is None else f"{value * 100:.2f} %"
-
-
-def signal_name(number: int | None) -> str:
-    """``SIGKILL`` and the like; ``signal 77`` for one without a name, empty for None."""
-    if number is None:
-        return ""
-    try:
-        return _signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def one_line(text: str, longest: int = 200) -> str:

@@ -102,7 +102,7 @@ def test_series_faults_and_recoveries_are_kept() -> None:
     assert len(run.faults) == len(run.recoveries) == 2
     recovery = run.recoveries[0]
     assert tuple(recovery.times) == PHASES
-    assert recovery.signal == 9
+    assert recovery.signal == "SIGKILL"
     assert recovery.complete
     assert sum(recovery.duration(name) or 0 for name in DURATIONS) == pytest.approx(
         recovery.duration("total_s")
@@ -178,6 +178,29 @@ def test_a_job_that_slurm_started_again_goes_on_with_its_run() -> None:
     summary = summarize(history)
     assert summary["full_restarts"] == 1
     assert summary["wall_s"] > 30
+
+
+def test_a_fault_that_could_not_be_fired_is_none() -> None:
+    victim = {"fault": "kill", "replica": 1, "mesh": "m", "rank": 0, "host": "a", "pid": 7}
+    run = fold(
+        [
+            {"t": 1.0, "kind": "fault", **victim},
+            {"t": 2.0, "kind": "fault", **victim},
+            {"t": 2.1, "kind": "fault_failed", "error": "no such process", **victim},
+            {"t": 3.0, "kind": "fault_skipped", "fault": "kill", "replica": 0, "reason": "alone"},
+        ]
+    ).run
+    assert [fault.t for fault in run.faults] == [1.0]
+    assert [fault.reason for fault in run.skipped_faults] == ["no such process", "alone"]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [(9, "SIGKILL"), ("SIGSEGV", "SIGSEGV"), (250, "signal 250"), (None, ""), ("", "")],
+)
+def test_a_signal_is_known_by_name_or_number(value: object, name: str) -> None:
+    event = {"t": 1, "kind": "proc_exited", "mesh": "m", "rank": 0, "signal": value}
+    assert fold([event]).exits[0].signal == name
 
 
 def test_nonsense_is_counted_or_left_out() -> None:

@@ -159,6 +159,13 @@ def test_a_death_tells_its_last_words() -> None:
     )
 
 
+def test_a_fault_that_was_not_fired_is_told() -> None:
+    (line,) = told(
+        [{"t": 1, "kind": "fault_skipped", "fault": "kill", "replica": 2, "reason": "it is down"}]
+    )
+    assert line.endswith("fault kill at replica 2 was not fired: it is down")
+
+
 def test_many_hosts_are_told_of_once() -> None:
     lines = told(simulate(replicas=40, steps=1, fault_every=None).events)
     assert [line for line in lines if " is up " in line] == [
@@ -199,6 +206,4 @@ def test_other_words() -> None:
     assert wording.loss(float("nan")) == "not finite"
     assert wording.loss(1e300) == "1.000e+300"
     assert wording.share(0.98765) == "98.77 %"
-    assert wording.signal_name(9) == "SIGKILL"
-    assert wording.signal_name(250) == "signal 250"
     assert wording.one_line("a\nb\x1b[2J" + "c" * 300, 20) == "a b [2Jcccccccccc..."

@@ -223,7 +223,7 @@ def test_only_the_slowest_of_many_recoveries_are_drawn() -> None:
         for n in range(100)
     ]
     (_, plot) = plots.draw(fold([*events, {"t": 1.0, "kind": "step", "replica": 0, "step": 1}]))
-    assert plot.title.endswith("(the 30 slowest of 100)")
+    assert plot.title.endswith("(the 20 slowest of 100)")
 
 
 @needs_plots

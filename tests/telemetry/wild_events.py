@@ -20,6 +20,8 @@ KINDS = {
     "step": "replica step loss participants quorum participating committed duration_s",
     "inner_step": "replica step inner loss",
     "fault": "fault replica mesh rank host pid",
+    "fault_failed": "fault replica mesh rank host pid error",
+    "fault_skipped": "fault replica reason",
     "recovery": "recovery replica phase",
     "recovered": "recovery replica signal steps_lost total_s " + " ".join(DURATIONS),
     "quorum": "replica quorum participants step healed_from",
