@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slurmmesh.telemetry import fields, wording
 from slurmmesh.telemetry.events import Event
-from slurmmesh.telemetry.history import DURATIONS, RunHistory
+from slurmmesh.telemetry.history import RunHistory
+from slurmmesh.telemetry.records import DURATIONS
 
 # Above this many hosts or replicas, only the last one's arrival and end is told.
 _MANY = 8

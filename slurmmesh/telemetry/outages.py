@@ -12,7 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from slurmmesh.telemetry.history import Fault, Recovery, RunHistory
+from slurmmesh.telemetry.history import RunHistory
+from slurmmesh.telemetry.records import Fault, Recovery
 
 Span = tuple[float, "float | None"]
 """From when, until when; None where the end never came."""

@@ -16,9 +16,10 @@ import jinja2
 
 from slurmmesh._version import __version__
 from slurmmesh.telemetry import wording
-from slurmmesh.telemetry.history import DURATIONS, Recovery, RunHistory
+from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.outages import Timeline
 from slurmmesh.telemetry.plots import Plot
+from slurmmesh.telemetry.records import DURATIONS, Recovery
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _PHASE_HEADS = tuple(name[:-2].replace("_", " ") for name in DURATIONS)

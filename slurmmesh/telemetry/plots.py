@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from slurmmesh.errors import MissingDependencyError
 from slurmmesh.telemetry import wording
 from slurmmesh.telemetry.fields import finite
-from slurmmesh.telemetry.history import DURATIONS, Recovery, RunHistory
+from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.outages import Timeline
+from slurmmesh.telemetry.records import DURATIONS, Recovery
 from slurmmesh.telemetry.summary import losses_by_step
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurmmesh.telemetry.fields import finite
-from slurmmesh.telemetry.history import DURATIONS, RunHistory
+from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.outages import Timeline
+from slurmmesh.telemetry.records import DURATIONS
 
 _FINAL_STEPS = 10
 PHASE_NAMES = (*DURATIONS, "total_s")

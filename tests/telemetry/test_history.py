@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from synthetic_runs import simulate
 from wild_events import events
 
-from slurmmesh.telemetry.history import DURATIONS, PHASES, RunHistory, fold
+from slurmmesh.telemetry.history import RunHistory, fold
 from slurmmesh.telemetry.narrate import Narrator
 from slurmmesh.telemetry.outages import Timeline
+from slurmmesh.telemetry.records import DURATIONS, PHASES
 from slurmmesh.telemetry.summary import summarize
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from slurmmesh.telemetry.history import DURATIONS, PHASES
+from slurmmesh.telemetry.records import DURATIONS, PHASES
 
 KINDS = {
     "job_started": "job_id cluster nodes spares argv",
