@@ -4,10 +4,12 @@ from slurmmesh.faults.aim import Hit, Miss, Target, aim
 from slurmmesh.faults.injector import Injector
 from slurmmesh.faults.plan import SIGNALS, FaultPlan, parse, parse_all
 from slurmmesh.faults.schedule import Shot, schedule
+from slurmmesh.faults.source import Faults
 
 __all__ = [
     "SIGNALS",
     "FaultPlan",
+    "Faults",
     "Hit",
     "Injector",
     "Miss",

@@ -21,6 +21,7 @@ class Assignment:
         store: host and port of the group's own TCPStore, hosted by its rank 0.
         progress: a step that the run has committed for certain; 0 if none. A replica that finds
             itself behind it, with nobody to take the state from, must not train.
+        first_device: index on its host of the device of the group's rank 0.
         threads: threads that torch may use for one operation.
         settings: the times to work with.
     """
@@ -33,5 +34,6 @@ class Assignment:
     group_size: int = 1
     incarnation: int = 0
     progress: int = 0
+    first_device: int = 0
     threads: int = 1
     settings: RecoverySettings = field(default_factory=RecoverySettings)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed import ReduceOp
 from torch.optim import Optimizer
 
 from slurmmesh.errors import UsageError
 from slurmmesh.recovery.hook import ReplicatedModel
-from slurmmesh.recovery.session import Session, Step
+from slurmmesh.recovery.session import MISSING_PAUSE_S, Session, Step
 
 if TYPE_CHECKING:
     from slurmmesh.recovery.replica import Replica, Stateful
@@ -76,6 +77,8 @@ class DdpSession(Session):
                 if self._part_in_peace():
                     break
                 continue
+            if self.step_number == total - 1 and not self._everyone_is_here():
+                continue
             self._began = time.perf_counter()
             self._stepped = False
             self._optimizer.zero_grad()
@@ -115,6 +118,8 @@ class DdpSession(Session):
             self._next_batch += self.participants * self._replica.group_size
             self._tell("stepped", time.time())
         self._last_loss, self._loss = float(self._loss), None
+        if committed:
+            self._replica.took_part(self._last_loss)
         self._replica.emit(
             "step",
             step=self.step_number,
@@ -126,6 +131,17 @@ class DdpSession(Session):
             duration_s=time.perf_counter() - self._began,
         )
         return committed
+
+    def _everyone_is_here(self) -> bool:
+        """Before the last step: False as long as a member waits for a replica that died."""
+        missed = torch.tensor([float(self._is_missed())])
+        self._manager.allreduce(missed, reduce_op=ReduceOp.MAX).wait()
+        if not self._replica.all_in_group(self._manager.errored() is None):
+            self._give_up_try()
+            return False
+        if missed.item():
+            time.sleep(MISSING_PAUSE_S)
+        return not missed.item()
 
     def _my_batch(self) -> int:
         group_size = self._replica.group_size

@@ -27,7 +27,7 @@ from torch.distributed import ReduceOp
 from torch.optim import SGD, Optimizer
 
 from slurmmesh.errors import UsageError
-from slurmmesh.recovery.session import Session, Step
+from slurmmesh.recovery.session import MISSING_PAUSE_S, Session, Step
 
 if TYPE_CHECKING:
     from slurmmesh.recovery.replica import Replica, Stateful
@@ -111,6 +111,7 @@ class DilocoSession(Session):
             yield Step(self._syncs, self._my_batch(), self._inner)
             if not self._stepped:
                 raise UsageError("call session.step(loss) once in each turn of the loop")
+        self._take_common()
         self._replica.emit("replica_finished", step=self._syncs, loss=self._mean_loss())
         self._close()
 
@@ -156,7 +157,7 @@ class DilocoSession(Session):
             return False
         if self._syncs >= total:
             return self._part_in_peace()
-        is_sync, newcomers = self._take_stock()
+        is_sync, newcomers = self._take_stock(is_last=self._syncs == total - 1)
         average = self._average_change() if is_sync else None
         if not self._replica.all_in_group(self._manager.errored() is None):
             self._give_up_try()
@@ -178,19 +179,22 @@ class DilocoSession(Session):
         self._to_be_let_in = False
         return False
 
-    def _take_stock(self) -> tuple[bool, list[int]]:
+    def _take_stock(self, is_last: bool) -> tuple[bool, list[int]]:
         """Whether this round is a sync, and which places are newcomers, the same on all members."""
-        standing = torch.zeros(2 + len(self._view.replicas))
+        standing = torch.zeros(3 + len(self._view.replicas))
         if self._to_be_let_in:
-            standing[2 + self._view.rank] = 1
+            standing[3 + self._view.rank] = 1
         elif self._inner >= self.window:
             standing[0] = 1
+            standing[2] = float(is_last and self._is_missed())
         else:
             standing[1] = 1
         self._manager.allreduce(standing, reduce_op=ReduceOp.SUM).wait()
-        ready, under_way, *is_newcomer = (int(count) for count in standing)
+        ready, under_way, missed, *is_newcomer = (int(count) for count in standing)
         newcomers = [place for place, count in enumerate(is_newcomer) if count]
-        return ready > 0 and under_way == 0, newcomers
+        if missed:
+            time.sleep(MISSING_PAUSE_S)
+        return ready > 0 and under_way == 0 and missed == 0, newcomers
 
     def _average_change(self) -> torch.Tensor:
         """The change of the next fragment, averaged with each replica's steps as its weight."""
@@ -220,12 +224,14 @@ class DilocoSession(Session):
 
     def _tell_step(self, committed: bool) -> None:
         contributes = not self._to_be_let_in and self._taken > 0
-        if committed and contributes:
+        loss = self._mean_loss()
+        if committed and contributes and loss is not None:
             self._tell("stepped", time.time())
+            self._replica.took_part(loss)
         self._replica.emit(
             "step",
             step=self._syncs,
-            loss=self._mean_loss(),
+            loss=loss,
             participants=self.participants,
             quorum=self._view.quorum,
             participating=contributes,
@@ -235,7 +241,7 @@ class DilocoSession(Session):
         self._began = time.perf_counter()
         if not committed:
             # Others may have committed and be in their next window, and we wait for them.
-            self._replica.report("waits", {})
+            self._replica.report("waits")
 
     def _mean_loss(self) -> float | None:
         return sum(self._losses) / len(self._losses) if self._losses else None
@@ -270,12 +276,17 @@ class DilocoSession(Session):
             "inner": self._inner,
         }
 
-    def _load_state(self, state: dict[str, Any]) -> None:
-        super()._load_state(state)
+    def _take_common(self) -> None:
+        """Set the model to the common parameters, which are the same on all replicas."""
         with torch.no_grad():
             for name, p in self._module.named_parameters():
-                self._common[name].copy_(state["common"][name])
                 p.copy_(self._common[name])
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        for name, common in self._common.items():
+            common.copy_(state["common"][name])
+        self._take_common()
         self._module.load_state_dict(state["buffers"], strict=False)
         self._inner_optimizer.load_state_dict(state["inner_optimizer"])
         self._outer_optimizer.load_state_dict(state["outer_optimizer"])

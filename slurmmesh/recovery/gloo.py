@@ -72,9 +72,6 @@ class AbortableGloo(ProcessGroupGloo):
             PeerDead: a member is known to be dead, or was reported dead meanwhile.
             TimeoutError, RuntimeError: the members could not be reached.
         """
-        self._replica_id, self._rank, self._quorum_id = replica_id, rank, quorum_id
-        self._group_rank, self._group_world_size = group_rank, group_world_size
-        self._global_ranks = global_ranks
         self.abort(errored=False)
         location, _, prefix = store_addr.partition("/")
         host, _, port = location.rpartition(":")
@@ -126,19 +123,7 @@ class AbortableGloo(ProcessGroupGloo):
         )
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> ProcessGroup:
-        options = Backend._Options()  # type: ignore[attr-defined]
-        options._devices = [self._device]
-        options._timeout = self._timeout
-        if self._global_ranks:
-            options.global_ranks_in_group = self._global_ranks
-        backend = Backend(store, rank, world_size, options)
-        backend._set_sequence_number_for_group()
-        group = ProcessGroup(store, rank, world_size)
-        group._set_default_backend(ProcessGroup.BackendType.GLOO)
-        kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-        for kind in kinds:
-            group._register_backend(torch.device(kind), ProcessGroup.BackendType.GLOO, backend)
-        return group
+        return _make_group(store, rank, world_size, self._device, self._timeout)
 
     def abort(self, errored: bool = True) -> None:
         """End this group: its connections close, so that peers in a collective fail at once.
@@ -168,3 +153,27 @@ class AbortableGloo(ProcessGroupGloo):
         if self._pg is None:
             raise RuntimeError("the replicas' process group was aborted; the next quorum makes one")
         return super().allreduce(tensors, opts)
+
+
+def make_group(
+    store: Store, rank: int, size: int, address: str, timeout: timedelta
+) -> ProcessGroup:
+    """A Gloo process group that listens on ``address``."""
+    device = Backend.create_device(hostname=address, lazy_init=False)
+    return _make_group(store, rank, size, device, timeout)
+
+
+def _make_group(
+    store: Store, rank: int, size: int, device: Any, timeout: timedelta
+) -> ProcessGroup:
+    options = Backend._Options()  # type: ignore[attr-defined]
+    options._devices = [device]
+    options._timeout = timeout
+    backend = Backend(store, rank, size, options)
+    backend._set_sequence_number_for_group()
+    group = ProcessGroup(store, rank, size)
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    for kind in kinds:
+        group._register_backend(torch.device(kind), ProcessGroup.BackendType.GLOO, backend)
+    return group

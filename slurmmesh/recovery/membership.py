@@ -61,6 +61,15 @@ class Membership:
             self._dead_below[replica] = max(known, incarnation + 1)
             return (replica, incarnation) in self._members
 
+    def missing(self) -> tuple[int, ...]:
+        """Replicas that died and are not members again."""
+        with self._lock:
+            return tuple(
+                replica
+                for replica, alive_from in self._dead_below.items()
+                if not any(r == replica and i >= alive_from for r, i in self._members)
+            )
+
     def dead_members(self) -> tuple[int, ...]:
         """Members of the current quorum that are known to be dead."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from slurmmesh.recovery.ddp import DdpSession
     from slurmmesh.recovery.diloco import DilocoSession
 
+LAST_LOSSES = 10
+"""A run's final loss is the mean over so many last steps."""
+
 
 class Stateful(Protocol):
     """Anything with a state to be healed: a scheduler, a data loader, a random generator."""
@@ -49,9 +52,11 @@ class Replica:
         address: this host's address on the fabric.
         credentials: this process's certificate of the job.
         control: where news from the controller arrive.
-        report: told of the milestones ``ready``, ``joined``, ``healed`` and ``stepped``, with a
-            dictionary of details, in the training thread.
-        store: the group's TCPStore, if this process hosts it.
+        report: told what the controller should know, as a word and a dictionary of details,
+            from any thread. The first process of each group reports: its milestones ``ready``,
+            ``joined``, ``healed``, ``stepped`` and ``ending``, each with ``at`` and ``step``;
+            ``saw_death`` with the ``peer`` and the ``step`` it was at; and ``waits`` when it
+            wants the others to come to a meeting.
     """
 
     def __init__(
@@ -60,12 +65,15 @@ class Replica:
         address: str,
         credentials: Credentials,
         control: Control | None = None,
-        report: Callable[[str, dict[str, Any]], object] = lambda _milestone, _details: None,
+        report: Callable[[str, dict[str, Any]], object] = lambda _word, _details: None,
     ) -> None:
         self.assignment = assignment
         self.address = address
         self.control = control or Control()
-        self.report = report
+        self._report = report
+        self._losses: deque[float] = deque(maxlen=LAST_LOSSES)
+        self.step_number: Callable[[], int] = lambda: 0
+        """Steps committed so far; set by the session."""
         self._credentials = credentials
         self._manager: Manager | None = None
         self._in_session = False
@@ -91,6 +99,11 @@ class Replica:
     def group_size(self) -> int:
         """Processes in each replica."""
         return self.assignment.group_size
+
+    @property
+    def device_index(self) -> int:
+        """Which device of its host this process should use, where there are any."""
+        return self.assignment.first_device + self.group_rank
 
     @property
     def is_restart(self) -> bool:
@@ -221,16 +234,26 @@ class Replica:
             view = self.quorums.view
             if view is not None and view.healed_from == replica:
                 self.transport.break_off()
+        self.report("saw_death", peer=replica)
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Write an event for this replica; only the first process of its group does."""
         if self.group_rank == 0:
             telemetry.emit(kind, replica=self.rank, **fields)
 
-    def trace(self, phase: str, at: float | None = None) -> None:
-        """Tell that this start of the replica reached a phase of its recovery."""
+    def took_part(self, loss: float) -> None:
+        """Note the loss of a committed step in which this replica took part."""
+        self._losses.append(loss)
+
+    @property
+    def last_losses(self) -> tuple[float, ...]:
+        """Losses of the last :data:`LAST_LOSSES` such steps, oldest first."""
+        return tuple(self._losses)
+
+    def report(self, word: str, **details: Any) -> None:
+        """Tell the controller something; only the first process of the group does."""
         if self.group_rank == 0:
-            self.report(phase, {"at": at or time.time()})
+            self._report(word, {"step": self.step_number(), **details})
 
     def average_in_group(self, tensor: torch.Tensor) -> None:
         """Average a tensor in place over the processes of this replica."""

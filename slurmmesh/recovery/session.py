@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slurmmesh.recovery.replica import Replica, Stateful
 
 _DONOR_PAUSE_S = 0.05
+MISSING_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Session:
         self._history = 0
         self._next_batch = 0
         self._told: set[str] = set()
+        self._wait_until: float | None = None
+        replica.step_number = lambda: self.step_number
         self._manager.register_state_dict_fn("session", self._load_state, self._save_state)
 
     @property
@@ -176,6 +179,18 @@ class Session:
             self._history = _chain(self._history, self._view, self._manager.current_step())
         return committed
 
+    def _is_missed(self) -> bool:
+        """Whether this replica, before the last step, still waits for one that died.
+
+        So a replica that was killed shortly before the end is back for the last step, and all
+        end with the same weights.
+        """
+        if self._wait_until is None:
+            self._wait_until = time.monotonic() + self._replica.assignment.settings.last_step_wait_s
+            self._tell("ending", time.time())
+        missed = bool(self._replica.membership.missing())
+        return missed and time.monotonic() < self._wait_until
+
     def _part_in_peace(self) -> bool:
         """Last meeting: nobody leaves while another still needs its state. False: try again."""
         self._manager.allreduce(torch.zeros(1)).wait()
@@ -189,7 +204,7 @@ class Session:
         """Report a milestone of this start of the replica, once."""
         if milestone not in self._told:
             self._told.add(milestone)
-            self._replica.trace(milestone, at)
+            self._replica.report(milestone, at=at)
 
     def _close(self) -> None:
         """Leave the run: stop asking for quorums and giving signs of life."""

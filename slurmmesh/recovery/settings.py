@@ -26,6 +26,8 @@ class RecoverySettings:
         timeout_s: for a commit vote, and for each step of the state's transfer.
         collective_timeout_s: for a collective whose peers are silent but connected. Deaths do not
             wait for it.
+        last_step_wait_s: how long the last step waits for a replica that died and is being
+            restarted, so that it ends with the others.
         min_replicas: the smallest number of replicas that may commit a step.
         init_sync: whether replicas take the first weights from one of them; set it to False when
             all make the same weights from one seed.
@@ -39,6 +41,7 @@ class RecoverySettings:
     connect_timeout_s: float = 10.0
     timeout_s: float = 60.0
     collective_timeout_s: float = 60.0
+    last_step_wait_s: float = 10.0
     min_replicas: int = 1
     init_sync: bool = True
 

@@ -1,0 +1,143 @@
+"""TorchFT's Lighthouse as a supervised process of its own, on a port that it keeps.
+
+It decides the quorums. If it dies it is started again on the same address; the replicas go on
+asking meanwhile and train on when it answers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from slurmmesh import telemetry
+from slurmmesh.actors import Actor, Future, ProcEvent, context, endpoint
+from slurmmesh.hosts import HostMesh
+from slurmmesh.recovery.settings import RecoverySettings
+from slurmmesh.supervision import Supervision
+
+PORTS = range(20000, 30000)
+"""Below what Linux hands out by itself, so that nobody is given the port during a restart."""
+
+_PRELOAD = "slurmmesh.recovery.preload"
+_BIND_TRIES_S = 5.0
+_EXIT_NO_PORT = 98
+
+
+def free_port(address: str, ports: range = PORTS, tries: int = 200) -> int:
+    """A TCP port on which nobody listens at ``address``.
+
+    Raises:
+        OSError: none was found; the last reason.
+    """
+    for left in reversed(range(tries)):
+        port = random.choice(ports)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, port))
+                probe.listen(1)
+            except OSError:
+                if left == 0:
+                    raise
+                continue
+        return port
+    raise OSError("no tries left")
+
+
+def url(address: str, port: int) -> str:
+    """The Lighthouse's address as TorchFT wants it."""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}"
+
+
+class PortActor(Actor):
+    """Finds a port on the Lighthouse's host."""
+
+    @endpoint
+    def find(self) -> tuple[str, int]:
+        """The host's address on the fabric, and a free port there."""
+        address = context().host_address
+        return address, free_port(address)
+
+
+class LighthouseActor(Actor):
+    """Holds TorchFT's LighthouseServer, bound to the host's fabric address.
+
+    Args:
+        port: the port to use at every start.
+        settings: heartbeat and quorum times, and the least number of replicas.
+    """
+
+    def __init__(self, port: int, settings: RecoverySettings) -> None:
+        address = context().host_address
+        self._server = _bind(url(address, port).removeprefix("http://"), settings)
+        telemetry.emit(
+            "lighthouse_up",
+            address=url(address, port),
+            pid=os.getpid(),
+            incarnation=context().incarnation,
+        )
+
+    @endpoint
+    def ping(self) -> int:
+        """The process id; an answer means that it is up."""
+        return os.getpid()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        """Stop deciding."""
+        self._server.shutdown()
+
+
+def _bind(location: str, settings: RecoverySettings) -> Any:
+    """A LighthouseServer; ends the process if the port cannot be had, so that it is restarted."""
+    from torchft.coordination import LighthouseServer
+
+    deadline = time.monotonic() + _BIND_TRIES_S
+    while True:
+        try:
+            return LighthouseServer(
+                bind=location,
+                min_replicas=settings.min_replicas,
+                join_timeout_ms=round(1000 * settings.join_timeout_s),
+                quorum_tick_ms=max(1, round(1000 * settings.quorum_tick_s)),
+                heartbeat_timeout_ms=round(1000 * settings.heartbeat_timeout_s),
+            )
+        except RuntimeError as error:
+            if time.monotonic() > deadline:
+                print(f"the Lighthouse cannot listen on {location}: {error}", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(_EXIT_NO_PORT)
+            time.sleep(0.05)
+
+
+class LighthouseService:
+    """Starts the Lighthouse on one host and keeps it running.
+
+    Args:
+        host: a host mesh of one.
+        on_event: told what happens to its process; see ``ProcMesh.on_event``.
+    """
+
+    def __init__(
+        self,
+        host: HostMesh,
+        settings: RecoverySettings,
+        restarts: Supervision,
+        on_event: Callable[[ProcEvent], object],
+    ) -> None:
+        self._procs = host.spawn_procs(name="lighthouse", preload=(_PRELOAD,), supervise=restarts)
+        self._procs.on_event(on_event)
+        ports = self._procs.spawn("ports", PortActor)
+        address, port = ports.find.call_one().get()
+        self.address = url(address, port)
+        self._actor = self._procs.spawn("lighthouse", LighthouseActor, port, settings)
+        self.pid: int = self._actor.ping.call_one().get()
+
+    def stop(self, grace_s: float) -> Future[None]:
+        """End it; done when it is gone."""
+        return self._procs.stop(grace_s)

@@ -1,0 +1,164 @@
+"""``train``: what a program calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmmesh import telemetry
+from slurmmesh.errors import UsageError
+from slurmmesh.hosts import HostMesh
+from slurmmesh.recovery.orchestrator import FaultSource, Orchestrator, Plan
+from slurmmesh.recovery.placement import device_indices, place
+from slurmmesh.recovery.requirements import require_torch
+from slurmmesh.recovery.settings import RecoverySettings
+from slurmmesh.recovery.worker import Outcome
+from slurmmesh.supervision import Supervision
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended that did not fail.
+
+    Attributes:
+        values: what the function returned, by replica (of its first process); None for a
+            replica that was down when the others finished.
+        steps: committed steps.
+        final_loss: mean loss over the last 10 committed steps, over all replicas; None if no
+            step was committed.
+        deaths: replicas that died, each time counted.
+        recovered: how many of them came back and committed a step.
+        left_out: replicas that were down at the end.
+    """
+
+    values: tuple[Any, ...]
+    steps: int
+    final_loss: float | None
+    deaths: int
+    recovered: int
+    left_out: tuple[int, ...]
+
+
+def train(
+    function: Callable[..., Any],
+    *args: Any,
+    hosts: HostMesh,
+    replicas: int = 4,
+    procs_per_replica: int = 1,
+    procs_per_host: int = 0,
+    threads: int = 1,
+    preload: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    settings: RecoverySettings | None = None,
+    restarts: Supervision | None = None,
+    lighthouse_restarts: Supervision | None = None,
+    faults: FaultSource | None = None,
+    steps: int | None = None,
+    mode: str = "",
+    sync_every: int = 1,
+    seed: int | None = None,
+) -> RunResult:
+    """Train with replicas that may die: call ``function(replica, *args)`` in each of them.
+
+    A replica that dies is started again where it ran; it takes the state from a living one and
+    goes on. The others do not stop. Returns when all replicas are done.
+
+    Args:
+        function: called in every process of every replica with its
+            :class:`~slurmmesh.recovery.replica.Replica` first. It builds the model and trains in
+            a session. Functions and classes of the program itself travel by value.
+        hosts: where to run; replicas are spread over them evenly.
+        replicas: how many. One that died needs another to heal from.
+        procs_per_replica: processes in each replica, all on one host.
+        procs_per_host: how many processes a host takes (``job.gpus_per_node``); 0: any number.
+        threads: threads torch may use in each process for one operation on the CPU.
+        preload: modules that each host imports once, so that restarts need not.
+        env: added to the environment of the replicas.
+        settings: timeouts; the defaults if None.
+        restarts: how often each replica is started again; 10 times within 60 s if None.
+        lighthouse_restarts: the same for the Lighthouse; 20 times within 60 s if None.
+        faults: faults to inject, such as ``slurmmesh.faults.Faults.parse("kill@3s")``.
+        steps, mode, sync_every, seed: what is trained, for the event log: the function decides.
+
+    Raises:
+        MissingDependencyError: torch or torchft is not installed.
+        UsageError: numbers that make no sense, or more replicas than the hosts take.
+        ActorError: the function raised, in whichever process was first. Nothing is started
+            again for that: the same would happen again. (What comes from a failing device or
+            network counts as a death.)
+        RestartBudgetSpent: a replica died more often than ``restarts`` allows.
+        StateLost: all replicas were down at one time.
+    """
+    require_torch()
+    if threads < 1:
+        raise UsageError(f"threads must be at least 1, not {threads}")
+    if faults is not None:
+        faults.check(replicas)
+    row = hosts.flatten("hosts")
+    placement = place(replicas, procs_per_replica, row.size(), procs_per_host)
+    plan = Plan(
+        function=function,
+        args=args,
+        kwargs={},
+        placement=placement,
+        first_devices=device_indices(placement, procs_per_replica),
+        procs_per_replica=procs_per_replica,
+        threads=threads,
+        preload=tuple(preload),
+        env=dict(env or {}),
+        settings=settings or RecoverySettings(),
+        restarts=restarts or Supervision("one_for_all", max_restarts=10, within_s=60.0),
+        lighthouse_restarts=lighthouse_restarts or Supervision(max_restarts=20, within_s=60.0),
+        faults=faults,
+    )
+    telemetry.emit(
+        "run_started",
+        replicas=replicas,
+        procs_per_replica=procs_per_replica,
+        steps=steps,
+        mode=mode,
+        sync_every=sync_every,
+        seed=seed,
+        faults=faults.describe() if faults is not None else [],
+        pid=os.getpid(),
+    )
+    orchestrator = Orchestrator(plan, row)
+    try:
+        outcomes = orchestrator.run()
+    except BaseException as error:
+        _tell_end(error)
+        raise
+    result = _result(outcomes, orchestrator)
+    telemetry.emit(
+        "run_ended",
+        status="finished",
+        final_loss=result.final_loss,
+        error="",
+        left_out=list(result.left_out),
+    )
+    return result
+
+
+def _tell_end(error: BaseException) -> None:
+    cancelled = isinstance(error, (KeyboardInterrupt, SystemExit))
+    telemetry.emit(
+        "run_ended",
+        status="cancelled" if cancelled else "failed",
+        final_loss=None,
+        error="" if cancelled else f"{type(error).__name__}: {error}",
+    )
+
+
+def _result(outcomes: list[Outcome | None], orchestrator: Orchestrator) -> RunResult:
+    finished = [outcome for outcome in outcomes if outcome is not None]
+    losses = [loss for outcome in finished for loss in outcome.losses]
+    return RunResult(
+        values=tuple(None if outcome is None else outcome.value for outcome in outcomes),
+        steps=max((outcome.step for outcome in finished), default=0),
+        final_loss=sum(losses) / len(losses) if losses else None,
+        deaths=orchestrator.deaths,
+        recovered=orchestrator.recovered,
+        left_out=tuple(index for index, outcome in enumerate(outcomes) if outcome is None),
+    )
