@@ -30,6 +30,8 @@ main(request)
 
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+# Each look at the nodes is a run of sinfo.
+_STATE_POLL_S = 0.1
 # The marks sinfo puts behind a state: not responding, powering up, maintenance and so on.
 _STATE_MARKS = "*~#!%$@^-+"
 
@@ -116,15 +118,18 @@ class Lab:
         # A mark inherited from the command of `exec` would let that lab's end end this one.
         environ = {name: value for name, value in os.environ.items() if name != MARK}
         self._owner = os.getpid()
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-c", _KEEPER_PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=environ,
-            cwd="/",
-        )
+        try:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-c", _KEEPER_PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=environ,
+                cwd="/",
+            )
+        except OSError as error:
+            raise LabError(f"cannot start another Python ({sys.executable}): {error}") from error
         try:
             answer = self._first_answer(self._keeper)
             control.raise_error(answer)
@@ -299,7 +304,7 @@ class Lab:
                 return state
             if time.monotonic() > deadline:
                 raise LabError(f"{node} is {state}, not {' or '.join(states)}, after {timeout} s")
-            time.sleep(_POLL_S)
+            time.sleep(_STATE_POLL_S)
 
     # -- bad days ------------------------------------------------------------------------------
 

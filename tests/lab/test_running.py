@@ -53,8 +53,11 @@ def test_gpus_are_seen_by_the_tasks_they_were_given_to(lab: Lab) -> None:
     assert "gpu:mi300x:8" in lab.run("sinfo", "-h", "-o", "%G").stdout
 
 
-def test_a_batch_job_finds_the_lab_with_any_environment(lab: Lab, tmp_path: Path) -> None:
-    job = submit(lab, tmp_path, "--export=NONE", "-N2", "--wait", "--wrap", "srun -N2 /usr/bin/env")
+def test_a_batch_job_finds_the_lab_with_any_environment(
+    lab: Lab, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    job = submit(lab, tmp_path, "--export=NONE", "-N2", "--wrap", "srun -N2 /usr/bin/env")
+    wait_until(lambda: job_state(lab, job) == "COMPLETED", "the job has run")
     text = (tmp_path / f"{job}.out").read_text()
     assert text.count(f"SLURM_CONF={lab.conf}\n") == 2
     assert "SLURM_LAUNCH_NODE_IPADDR=127.0.0.1" in text
