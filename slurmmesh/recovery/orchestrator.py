@@ -206,9 +206,13 @@ class Orchestrator:
     def _open_store(self, replica: _Replica) -> None:
         """First thing of every start; the rest follows when the store's address comes."""
         self._ask_for_reports(replica)
+        self._then(replica, replica.control.pid.call(), self._on_pids)
         self._then(
             replica, replica.trainer.slice(procs=0).open_store.call_one(), self._on_store_opened
         )
+
+    def _on_pids(self, replica: _Replica, pids: Any) -> None:
+        replica.pids = dict(enumerate(pids.values()))
 
     def _on_store_opened(self, replica: _Replica, store: tuple[str, int]) -> None:
         replica.store = store
@@ -277,10 +281,8 @@ class Orchestrator:
             self._on_death(replica, event)
         elif event.kind == "given_up":
             self._give_up(f"replica {index}", event, self._plan.restarts)
-        elif event.kind in ("up", "restarted"):
-            replica.pids[event.rank] = event.pid
-            if event.kind == "restarted":
-                self._on_restarted(replica, event)
+        elif event.kind == "restarted":
+            self._on_restarted(replica, event)
 
     def _on_death(self, replica: _Replica, event: ProcEvent) -> None:
         if event.incarnation != replica.start or replica.state in ("down", "finished"):
@@ -405,11 +407,11 @@ class Orchestrator:
                 mesh=replica.procs.name,
                 rank=rank,
                 host=host,
-                pid=replica.pids.get(rank, 0),
+                pid=pid,
                 ready=replica.state == "training" and replica.stepped and not replica.ending,
             )
             for replica in self._replicas
-            for rank, host in enumerate(replica.procs.hosts)
+            for (rank, pid), host in zip(replica.pids.items(), replica.procs.hosts, strict=False)
         ]
 
     def _fire(self, target: TargetProc, signum: int) -> None:

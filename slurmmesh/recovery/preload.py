@@ -11,6 +11,8 @@ import os
 
 # Read by TorchFT's native part when it is imported. It writes several lines a step otherwise.
 os.environ.setdefault("RUST_LOG", "error")
+# Warns in every replica of a cost that TorchFT accepts on purpose.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # A failed collective is an ordinary event here; TorchFT logs each with its traceback.
 logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)
 
