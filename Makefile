@@ -33,7 +33,7 @@ test-quick: $(VENV)/.ready-test
 
 lint: $(VENV)/.ready-test
 	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff format --check slurmmesh sbatch_templates examples tests
 	$(RUN) -m mypy
 
 venv: $(VENV)/.ready-test

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from slurmmesh.faults import parse
+
 
 def load_demo() -> ModuleType:
     path = Path(__file__).parent.parent / "examples" / "demo.py"
@@ -90,3 +92,11 @@ def test_both_commands_differ_only_in_the_faults(tmp_path: Path) -> None:
     disturbed = demo.command(tmp_path, 60, 0, "kill@3s", "lab")
     assert disturbed == [*calm, "--faults", "kill@3s"]
     assert "slurmmesh.lab" not in demo.command(tmp_path, 60, 0, None, "local")
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "faults"), [(40.0, "kill@3.0s"), (5.0, "kill@1.0s"), (None, "kill@3.0s")]
+)
+def test_a_quick_machine_gets_kills_more_often(wall_s: float | None, faults: str) -> None:
+    assert demo.kills_for(dataclasses.replace(CALM, wall_s=wall_s)) == faults
+    assert parse(faults).kind == "kill"
