@@ -2,7 +2,8 @@
 # The Debian packages that the tests run a real Slurm with: installed if missing and if root.
 # Ends with 0 if all are there, 10 if not and we may not install them, 1 if installing failed.
 set -u
-packages=(slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2)
+packages=(slurm-wlm slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge iproute2
+    slurmdbd mariadb-server)
 
 missing=()
 for package in "${packages[@]}"; do
@@ -22,7 +23,7 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 10
 fi
 
-# The packages would start Slurm and munge for the whole machine; the tests bring their own.
+# The packages would start Slurm, munge and MariaDB for the whole machine; tests bring their own.
 if [ ! -e /usr/sbin/policy-rc.d ]; then
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d

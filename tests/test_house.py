@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmmesh.lab.packages import install_line
+from slurmmesh.lab.spec import LabSpec
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "slurmmesh"
 
@@ -255,6 +258,13 @@ def test_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     data = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.j2")}
     assert data <= names
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
+
+
+def test_the_packages_installed_for_tests_are_those_a_lab_needs() -> None:
+    script = (ROOT / ".ci" / "debian-packages.sh").read_text()
+    (listed,) = re.findall(r"^packages=\(([^)]*)\)", script, re.MULTILINE)
+    needed = install_line(LabSpec(netns=True, accounting=True)).split()
+    assert sorted(listed.split()) == sorted(needed[needed.index("slurm-wlm") :])
 
 
 # A program of a user: actors on the hosts of its job, without anything for training.
