@@ -174,6 +174,29 @@ def test_imports_run_down_the_house() -> None:
     assert not against, "\n".join(against)
 
 
+def test_the_architecture_page_tells_this_rule() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    told = {}
+    for rooms, may_import in re.findall(r"^\| (`[^|]*`) \|[^|]*\| ([^|]*) \|$", page, re.MULTILINE):
+        for room in re.findall(r"`(\w+)`", rooms):
+            told[room] = set(re.findall(r"\w+", may_import))
+    doors = {door: {"everything"} for door in FRONT_DOORS - {"__init__"}}
+    assert told == {**{k: v for k, v in MAY_IMPORT.items() if k != "_version"}, **doors}
+
+
+def test_pages_name_files_that_are_there() -> None:
+    missing = []
+    pages = [path for path in committed_files() if path.suffix == ".md"]
+    for page in pages:
+        text = page.read_text()
+        linked = [page.parent / link for link in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)]
+        missing += [str(path) for path in linked if not path.exists()]
+        for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|j2|sh|md))`", text):
+            if not any((folder / name).exists() for folder in (ROOT, PACKAGE, page.parent)):
+                missing.append(f"{page}: {name}")
+    assert not missing, "\n".join(missing)
+
+
 # ------------------------------------------------------------------ what an import costs
 
 MEASURE = """
