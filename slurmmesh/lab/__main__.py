@@ -7,12 +7,13 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from slurmmesh.errors import EXIT_OK, SlurmmeshError
-from slurmmesh.lab import command
-from slurmmesh.lab.core import Lab, find_lab
+from slurmmesh.errors import EXIT_OK, SlurmmeshError, UsageError
+from slurmmesh.lab import command, control
+from slurmmesh.lab.core import Lab
 from slurmmesh.lab.environment import MARK
 
 _EPILOG = """\
@@ -107,12 +108,34 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    lab = find_lab(options.directory, os.environ)
+    lab = _find_lab(options.directory, os.environ)
     if lab is None:
         print("slurmmesh.lab: no lab is running", file=sys.stderr)
         return EXIT_OK
     lab.stop()
     return EXIT_OK
+
+
+def _find_lab(root: str | None, environ: Mapping[str, str]) -> Lab | None:
+    """The lab a command is about: the one named, the one SLURM_CONF points to, or the only one.
+
+    Returns:
+        None if none is named and none is running.
+
+    Raises:
+        LabError: the one named is not running.
+        UsageError: several are running.
+    """
+    if root is not None:
+        return Lab.attach(root)
+    roots = control.running_roots()
+    conf = environ.get("SLURM_CONF")
+    if conf and Path(conf).parent.parent in roots:
+        return Lab.attach(Path(conf).parent.parent)
+    if len(roots) > 1:
+        listed = "".join(f"\n  {each}" for each in roots)
+        raise UsageError(f"several labs are running; name the folder of one:{listed}")
+    return Lab.attach(roots[0]) if roots else None
 
 
 def _exec(options: argparse.Namespace, cmd: list[str]) -> int:

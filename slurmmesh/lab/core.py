@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from slurmmesh.errors import LabError, UsageError
-from slurmmesh.lab import control
+from slurmmesh.lab import control, processes
 from slurmmesh.lab.control import DETACH
 from slurmmesh.lab.environment import MARK, client_environment
 from slurmmesh.lab.spec import LabSpec, Layout
@@ -191,7 +191,7 @@ class Lab:
 
     def _wait_until_gone(self) -> None:
         deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while is_alive(self._keeper_pid):
+        while processes.is_alive(self._keeper_pid):
             if time.monotonic() > deadline:
                 raise LabError(f"the lab's keeper (pid {self._keeper_pid}) does not end")
             time.sleep(_POLL_S)
@@ -357,38 +357,3 @@ class Lab:
         layout = self._running()
         timeout = self.spec.start_timeout_s + 30.0
         return control.ask(layout.control_socket, {"do": what, **fields}, timeout)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    # A zombie whose parent is slow to collect it has nothing left to end.
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def find_lab(root: str | None, environ: Mapping[str, str]) -> Lab | None:
-    """The lab a command is about: the one named, the one SLURM_CONF points to, or the only one.
-
-    Returns:
-        None if none is named and none is running.
-
-    Raises:
-        LabError: the one named is not running.
-        UsageError: several are running.
-    """
-    if root is not None:
-        return Lab.attach(root)
-    roots = control.running_roots()
-    conf = environ.get("SLURM_CONF")
-    if conf and Path(conf).parent.parent in roots:
-        return Lab.attach(Path(conf).parent.parent)
-    if len(roots) > 1:
-        listed = "".join(f"\n  {each}" for each in roots)
-        raise UsageError(f"several labs are running; name the folder of one:{listed}")
-    return Lab.attach(roots[0]) if roots else None

@@ -106,6 +106,14 @@ def _read_stat(pid: int) -> Process:
     return Process(pid, int(parent), name, state)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie whose parent is slow to collect it does not."""
+    try:
+        return _read_stat(pid).state not in "ZX"
+    except (OSError, ValueError):
+        return False
+
+
 def descendants(root: int, table: dict[int, Process] | None = None) -> list[Process]:
     """All living processes below ``root``, nearest first; zombies are left out."""
     table = process_table() if table is None else table
