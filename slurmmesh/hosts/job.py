@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from slurmmesh import telemetry
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.local import start_local_hosts
@@ -48,6 +49,14 @@ class Job:
         self.gpus_per_node = gpus_per_node
         self._nodes = nodes
         self._controller = Controller(job_id, folder)
+        telemetry.emit(
+            "job_started",
+            job_id=job_id,
+            cluster=cluster,
+            nodes=nodes,
+            spares=spares,
+            argv=sys.argv[1:],
+        )
         try:
             self._records = self._start(nodes + spares)
         except BaseException:

@@ -126,14 +126,6 @@ def _note_start(job: Job) -> dict[str, Any]:
     }
     _write_record(job, record)
     print(f"slurmmesh: job {job.id} on {nodes} hosts, logs in {job.folder}", file=sys.stderr)
-    telemetry.emit(
-        "job_started",
-        job_id=job.id,
-        cluster=job.cluster,
-        nodes=nodes,
-        spares=spares,
-        argv=sys.argv[1:],
-    )
     return record
 
 
