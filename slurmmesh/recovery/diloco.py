@@ -173,6 +173,8 @@ class DilocoSession(Session):
             self._inner = self._taken = 0
             if self._syncs < total:
                 self._losses = []
+            if self._syncs == total - 1:
+                self._tell("ending", time.time())
         else:
             mine = newcomers.index(self._view.rank) if self._to_be_let_in else None
             self._hand_out_batches(mine, len(newcomers))
@@ -190,6 +192,8 @@ class DilocoSession(Session):
         else:
             standing[1] = 1
         self._manager.allreduce(standing, reduce_op=ReduceOp.SUM).wait()
+        if self._manager.errored() is not None:
+            return False, []  # a failed allreduce leaves anything in its tensor
         ready, under_way, missed, *is_newcomer = (int(count) for count in standing)
         newcomers = [place for place, count in enumerate(is_newcomer) if count]
         if missed:

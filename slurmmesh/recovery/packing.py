@@ -76,7 +76,7 @@ def make_room(header: bytes) -> tuple[Any, list[torch.Tensor]]:
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, writable, without a copy."""
     if tensor.nbytes == 0:
-        return memoryview(b"")
+        return memoryview(bytearray())
     array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     return memoryview(array).cast("B")
 

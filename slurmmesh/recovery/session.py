@@ -159,9 +159,10 @@ class Session:
         """
         both = torch.tensor([self._history, -self._history], dtype=torch.float64)
         self._manager.allreduce(both, reduce_op=ReduceOp.MAX).wait()
-        highest, lowest = int(both[0]), -int(both[1])
-        if self._manager.errored() is None and highest != lowest:
-            self._manager.report_error(HistoryDiffers(f"{highest} and {lowest}"))
+        if self._manager.errored() is None:  # else the tensor holds anything
+            highest, lowest = int(both[0]), -int(both[1])
+            if highest != lowest:
+                self._manager.report_error(HistoryDiffers(f"{highest} and {lowest}"))
             if self._history != highest:
                 self._manager.load_state_dict({"step": 0, "batches_committed": 0})
         if not self._replica.all_in_group(self._manager.errored() is None):

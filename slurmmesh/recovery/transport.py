@@ -157,10 +157,14 @@ class SecureTransport(CheckpointTransport[Any]):
             secure = self._server_context.wrap_socket(connection, server_side=True)
         except (OSError, ValueError) as error:
             raise IdentityError(f"no valid certificate of this job ({error})") from error
-        peer_name(secure)
-        magic, step = REQUEST.unpack(_receive(secure, REQUEST.size))
-        if magic != _MAGIC:
-            raise IdentityError("it does not speak this protocol")
+        try:
+            peer_name(secure)
+            magic, step = REQUEST.unpack(_receive(secure, REQUEST.size))
+            if magic != _MAGIC:
+                raise IdentityError("it does not speak this protocol")
+        except BaseException:
+            secure.close()
+            raise
         return step, secure
 
     def _answer(self, secure: ssl.SSLSocket, wanted: int) -> None:
