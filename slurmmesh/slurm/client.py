@@ -175,6 +175,14 @@ class SlurmClient:
                 raise refusals.down(said)
             pause *= 2
 
+    def partition_sizes(self) -> dict[str, int]:
+        """Nodes of each partition, down ones included; the default one also stands under ``""``.
+
+        Empty if Slurm does not tell.
+        """
+        answer = self._run(["sinfo", "--all", "--noheader", "--format", "%P|%D"])
+        return parse_partition_sizes(answer.stdout)
+
     def node_addresses(self, nodes: Sequence[str]) -> dict[str, str]:
         """What Slurm uses to reach each node: an address or a host name.
 
@@ -243,6 +251,18 @@ def parse_job_info(stdout: str, ref: JobRef) -> JobInfo | None:
             restarts=int(restarts) if restarts.isdigit() else 0,
         )
     return None
+
+
+def parse_partition_sizes(stdout: str) -> dict[str, int]:
+    """``main*|4`` to ``{"main": 4, "": 4}``."""
+    sizes: dict[str, int] = {}
+    for line in stdout.splitlines():
+        name, bar, count = line.strip().partition("|")
+        if bar and count.isdigit():
+            sizes[name.removesuffix("*")] = int(count)
+            if name.endswith("*"):
+                sizes[""] = int(count)
+    return sizes
 
 
 def parse_node_addresses(stdout: str) -> dict[str, str]:

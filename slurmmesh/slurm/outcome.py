@@ -39,7 +39,7 @@ _ENDS = {
 }
 # A job that waits for one of these will wait for ever unless somebody changes it or the cluster.
 _NEVER_STARTS = {
-    "PartitionNodeLimit": "it asks for more nodes than its partition has or allows",
+    "PartitionConfig": "its partition is not set up for what it asks for, such as CPUs per node",
     "PartitionTimeLimit": "it asks for more time than its partition allows",
     "BadConstraints": "no node has what it asks for",
     "AccountNotAllowed": "its account may not use the partition",
@@ -47,10 +47,11 @@ _NEVER_STARTS = {
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
     "DependencyNeverSatisfied": "a job that it depends on did not end as it should",
-    "JobHeldAdmin": "an administrator holds it",
-    "JobHeldUser": "it is held; `scontrol release` lets it go",
 }
 _WAITS = {
+    "PartitionNodeLimit": "it asks for more nodes than its partition has, allows, or has up now",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "it is held; `scontrol release` lets it go",
     "Resources": "the nodes it needs are busy",
     "Priority": "jobs of higher priority are before it",
     "Dependency": "it depends on another job",
@@ -82,12 +83,8 @@ def explain_waiting(info: JobInfo) -> str:
 
 
 def never_starts(info: JobInfo) -> bool:
-    """Whether a waiting job waits for something that time alone will not bring.
-
-    A job that somebody holds is left to whoever holds it.
-    """
-    reason = info.reason.partition(",")[0].strip()
-    return info.state.is_waiting and reason in _NEVER_STARTS and not reason.startswith("JobHeld")
+    """Whether a waiting job waits for something that time alone will not bring."""
+    return info.state.is_waiting and info.reason.partition(",")[0].strip() in _NEVER_STARTS
 
 
 def judge(job: str, info: JobInfo | None, record: JobRecord | None) -> Outcome:

@@ -97,13 +97,14 @@ _REFUSALS = (
         "A disk of the cluster's controller may be full: ask its administrators.",
     ),
 )
+_REASON = re.compile(r"error|fatal|failed|invalid|unrecognized|ambiguous", re.IGNORECASE)
 _OTHER = Refusal("", "Slurm refused the job", "--dry-run shows the script that sbatch was given.")
 
 
 def error_line(output: str) -> str:
     """The line of a command's output that tells the reason, without ``sbatch: error:``."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    told = [line for line in lines if re.search(r"error|fatal|failed|invalid", line, re.IGNORECASE)]
+    told = [line for line in lines if _REASON.search(line)]
     line = (told or lines or [""])[-1]
     return re.sub(r"^(\w+: )?((error|fatal): )?", "", line)
 

@@ -82,7 +82,9 @@ def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: I
     else:
         _print(f"running job {job_id}\nlogs: {folder}")
     code = foreground.run(job, job_id, folder, settings, interrupts, _follower(request), _tell)
-    if code != EXIT_OK:
+    if interrupts:
+        _tell(f"job {job_id} was stopped; its output: {folder}/controller.log")
+    elif code != EXIT_OK:
         _tell(f"job {job_id} failed with exit code {code}; its output: {folder}/controller.log")
     return code
 

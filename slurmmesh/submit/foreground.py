@@ -72,12 +72,16 @@ class Foreground:
         return False
 
     def stop(self, signum: int) -> None:
-        """Ask the controller to end in order; if it was asked before, make it harder."""
+        """Ask the controller to end in order; if it was asked before, make it harder.
+
+        For a signal handler: another call may come in at any line.
+        """
         if self._steps:
             self._harder()
         else:
+            # The controller has no way to end in order by a SIGHUP.
+            self._send(signum if signum == signal.SIGINT else signal.SIGTERM)
             self._tell("stopping the job; once more to hurry it")
-            self._send(signum, self._settings.stop_grace_s)
 
     def finish(self) -> int:
         """End whatever is left; returns the controller's exit code as a shell tells it."""
@@ -88,13 +92,16 @@ class Foreground:
 
     def _harder(self) -> None:
         if signal.SIGTERM not in self._steps:
-            self._send(signal.SIGTERM, _LAST_GRACE_S)
+            self._send(signal.SIGTERM)
+            self._tell("the job is not stopping by itself: sending it SIGTERM")
         else:
-            self._tell("the job does not stop by itself: killing it")
-            self._send(signal.SIGKILL, _LAST_GRACE_S)
+            self._send(signal.SIGKILL)
+            self._tell("the job is not stopping by itself: killing it")
 
-    def _send(self, signum: int, grace_s: float) -> None:
+    def _send(self, signum: int) -> None:
+        first = not self._steps
         self._steps.append(signum)
+        grace_s = self._settings.stop_grace_s if first else _LAST_GRACE_S
         self._deadline = time.monotonic() + grace_s
         self._process.send_signal(signum)
 

@@ -23,16 +23,31 @@ def submit(
     """Put a job in the queue.
 
     Raises:
-        SubmitError: Slurm is down, refused it, or can never start it (it is cancelled then).
+        SubmitError: Slurm is down, refused it, or could never start it.
         MissingDependencyError: Slurm is not installed.
         UsageError: a folder's name that Slurm cannot write to.
     """
     client = SlurmClient(settings, interrupted=lambda: bool(interrupts))
     client.wait_until_up()
+    _check_size(job, client)
     ref = client.submit(render(job), command_line_options(job), name=job.name, warn=tell)
     if not interrupts:
         watch(ref, job.job_root / ref.id, settings, lambda line: None).look()
     return ref
+
+
+def _check_size(job: SlurmJob, client: SlurmClient) -> None:
+    """Refuse a job that is larger than its partition: many sites let it wait for ever."""
+    names = (job.partition or "").split(",")
+    sizes = client.partition_sizes()
+    known = [sizes[name] for name in names if name in sizes]
+    if len(known) == len(names) and job.nodes_with_spares > max(known):
+        where = f"partition {job.partition}" if job.partition else "the default partition"
+        raise SubmitError(
+            f"{where} has {max(known)} nodes, but {job.nodes_with_spares} are asked for "
+            "(--nodes and --spares together)",
+            advice="`sinfo -o '%P %D'` lists the partitions; give one with --partition.",
+        )
 
 
 def watch(ref: JobRef, folder: Path, settings: Settings, tell: Callable[[str], None]) -> JobWatch:

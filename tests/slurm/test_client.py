@@ -17,6 +17,7 @@ from slurmmesh.slurm.client import (
     parse_job_info,
     parse_job_ref,
     parse_node_addresses,
+    parse_partition_sizes,
 )
 from slurmmesh.slurm.states import JobState
 
@@ -80,6 +81,11 @@ def test_a_job_of_another_cluster_is_asked_for_there(
 )
 def test_reads_squeue(line: str, info: JobInfo | None) -> None:
     assert parse_job_info(f"banner\n{line}\n", JobRef("7")) == info
+
+
+def test_reads_the_sizes_of_partitions() -> None:
+    text = "*** banner ***\nmain*|4\nlow|2\nodd\n"
+    assert parse_partition_sizes(text) == {"main": 4, "": 4, "low": 2}
 
 
 def test_reads_the_addresses_of_nodes() -> None:

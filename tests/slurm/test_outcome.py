@@ -86,8 +86,9 @@ def test_reads_the_record_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "never"),
     [
-        ("PartitionNodeLimit", True),
+        ("PartitionNodeLimit", False),
         ("BadConstraints", True),
+        ("PartitionConfig", True),
         ("Resources", False),
         ("JobHeldUser", False),
         ("Priority", False),
