@@ -49,8 +49,8 @@ class Foreground:
             if os.getppid() != parent:
                 os._exit(1)
 
-        with open(folder / "controller.log", "ab") as log:
-            try:
+        try:
+            with open(folder / "controller.log", "ab") as log:
                 self._process = subprocess.Popen(
                     [job.python, "-u", "-m", "slurmmesh.hosts.program", *job.argv],
                     stdin=subprocess.DEVNULL,
@@ -60,8 +60,8 @@ class Foreground:
                     start_new_session=True,
                     preexec_fn=end_with_parent,
                 )
-            except OSError as error:
-                raise SetupError(f"the controller could not be started: {error}") from error
+        except OSError as error:
+            raise SetupError(f"the controller could not be started: {error}") from error
 
     def is_over(self) -> bool:
         """Whether the controller has ended. Call it often: it also runs the escalation."""
