@@ -15,17 +15,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
+import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from slurmmesh.errors import MissingDependencyError
 from slurmmesh.lab.packages import find_programs
 from slurmmesh.lab.spec import LabSpec
+from slurmmesh.telemetry import Event, read_events
 from slurmmesh.telemetry.report import write_report
 
 REPLICAS = 4
@@ -128,10 +130,11 @@ def slurm_is_installed() -> bool:
     return True
 
 
-def kills_for(calm: Outcome) -> str:
-    """Kills every 3 s or, where the machine is so quick, often enough to see five in a run."""
-    seconds = min(3.0, (calm.wall_s or math.inf) / 5)
-    return f"kill@{seconds:.1f}s"
+def kills_for(events: Iterable[Event]) -> str:
+    """Kills every 3 s or, where training is quick, often enough for five in a run like this."""
+    times = [event["t"] for event in events if event["kind"] == "step"]
+    training_s = max(times) - min(times)
+    return f"kill@{min(3.0, max(0.1, training_s / 5)):.1f}s"
 
 
 def command(out: Path, steps: int, seed: int, faults: str | None, cluster: str) -> list[str]:
@@ -151,8 +154,9 @@ def run(title: str, line: list[str], out: Path) -> Outcome:
     """Run a command line in the foreground and read what it reported into ``out``."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    print(f"\n== {title}\n", flush=True)
-    process = subprocess.Popen(line)
+    jobs = {"SLURMMESH_JOB_ROOT": str(out / "jobs")}
+    print(f"\n== {title}\n\n$ {shlex.join(line)}\n", flush=True)
+    process = subprocess.Popen(line, env={**os.environ, **jobs})
     while process.returncode is None:
         with contextlib.suppress(KeyboardInterrupt):  # the run gets it too, and ends in order
             process.wait()
@@ -189,7 +193,7 @@ def main() -> int:
     calm_out, disturbed_out = folder / "undisturbed", folder / "with-kills"
     line = command(calm_out, options.steps, options.seed, None, cluster)
     calm = run("undisturbed run", line, calm_out)
-    faults = options.faults or kills_for(calm)
+    faults = options.faults or kills_for(read_events(calm_out / "events.jsonl"))
     line = command(disturbed_out, options.steps, options.seed, faults, cluster)
     disturbed = run(f"run with {faults}", line, disturbed_out)
     report = write_report(disturbed_out, disturbed_out, baseline=calm_out)

@@ -95,8 +95,13 @@ def test_both_commands_differ_only_in_the_faults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wall_s", "faults"), [(40.0, "kill@3.0s"), (5.0, "kill@1.0s"), (None, "kill@3.0s")]
+    ("last", "faults"), [(110.0, "kill@3.0s"), (15.0, "kill@1.0s"), (10.0, "kill@0.1s")]
 )
-def test_a_quick_machine_gets_kills_more_often(wall_s: float | None, faults: str) -> None:
-    assert demo.kills_for(dataclasses.replace(CALM, wall_s=wall_s)) == faults
+def test_quick_training_gets_kills_more_often(last: float, faults: str) -> None:
+    events = [
+        {"t": 1.0, "kind": "host_up"},
+        {"t": 10.0, "kind": "step"},
+        {"t": last, "kind": "step"},
+    ]
+    assert demo.kills_for(events) == faults
     assert parse(faults).kind == "kill"
