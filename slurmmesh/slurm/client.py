@@ -79,7 +79,7 @@ class SlurmClient:
         if not is_installed("sbatch", self._environ):
             return "sbatch is not installed"
         answer = self._ping()
-        return "" if answer.ok else refusals.down(_words(answer)).message
+        return "" if _is_up(answer) else refusals.down(_words(answer)).message
 
     def wait_until_up(self) -> None:
         """Return when slurmctld answers, going on for ``settings.slurm_patience_s``.
@@ -92,7 +92,7 @@ class SlurmClient:
         pause = _FIRST_PAUSE_S
         while True:
             answer = self._ping()
-            if answer.ok:
+            if _is_up(answer):
                 return
             error = refusals.down(_words(answer))
             configured = not refusals.is_not_configured(_words(answer))
@@ -274,6 +274,11 @@ def parse_node_addresses(stdout: str) -> dict[str, str]:
         if name and address:
             found[name[1]] = address[1]
     return found
+
+
+def _is_up(ping: Answer) -> bool:
+    """Whether one of the cluster's controllers is up; the backup will do."""
+    return re.search(r"\bUP\b", ping.stdout) is not None
 
 
 def _words(answer: Answer) -> str:

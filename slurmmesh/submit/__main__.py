@@ -2,11 +2,9 @@
 
 import sys
 
-from slurmmesh.errors import EXIT_INTERRUPTED
-
 try:
     from slurmmesh.submit.command import main
 except KeyboardInterrupt:  # later on, a Ctrl-C is for ``main``
-    sys.exit(EXIT_INTERRUPTED)
+    sys.exit(130)
 
 sys.exit(main(sys.argv[1:]))

@@ -24,12 +24,13 @@ from slurmmesh.submit.interrupts import Interrupts
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code (``docs/exit-codes.md``)."""
+    interrupts = Interrupts()
     try:
-        with Interrupts() as interrupts:
+        with interrupts:
             return _run(parse(argv), interrupts)
     except SlurmmeshError as error:
         _tell(f"error: {error}")
-        return error.exit_code
+        return interrupts.exit_code if interrupts else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -45,7 +46,11 @@ def _run(request: Request, interrupts: Interrupts) -> int:
         return _print_script(request, job)
     _check_program(job)
     prepare_root(settings.job_root)
-    if _use_slurm(request, settings):
+    on_slurm = _use_slurm(request, settings)
+    if interrupts:
+        _tell("interrupted; nothing was started")
+        return interrupts.exit_code
+    if on_slurm:
         return _run_on_slurm(request, job, settings, interrupts)
     return _run_here(request, job, settings, interrupts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -87,18 +86,6 @@ def test_parsable_prints_the_id_alone(local: Any) -> None:
     (folder,) = local.jobs.iterdir()
     assert done.stdout == f"{folder.name}\n"
     assert "output" in done.stderr
-
-
-@pytest.mark.parametrize("after_s", [0.03, 0.1, 0.2, 0.3, 0.45])
-def test_ctrl_c_at_any_time(local: Any, press_ctrl_c: CtrlC, after_s: float) -> None:
-    process = local.start("--cluster=local", local.script(ORDERLY))
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(after_s)
-    press_ctrl_c(process)
-    done = local.finish(process)
-    # Until Python runs, the kernel ends it.
-    assert done.returncode in (130, -signal.SIGINT)
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

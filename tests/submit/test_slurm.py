@@ -305,6 +305,22 @@ def test_slurm_is_down(slurm: Any, lab: Lab) -> None:
         lab.restart_slurmctld()
 
 
+def test_ctrl_c_while_slurm_does_not_answer(
+    slurm: Any, lab: Lab, wait_until: WaitUntil, press_ctrl_c: CtrlC
+) -> None:
+    name = slurm.script("print('ran')")
+    lab.stop_slurmctld()
+    try:
+        process = slurm.start("--cluster=slurm", name, SLURMMESH_SLURM_PATIENCE_S="600")
+        wait_until(slurm.jobs.exists)
+        press_ctrl_c(process)
+        done = slurm.finish(process)
+    finally:
+        lab.restart_slurmctld()
+    assert done.returncode == 130
+    assert not queue(lab)
+
+
 def test_the_job_folder_cannot_be_made_on_the_node(slurm: Any, wait_until: WaitUntil) -> None:
     """As on a node that does not see the file system of the submit."""
     done = slurm.run("--parsable", LATER, slurm.script(""))
