@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from slurmmesh import telemetry
@@ -26,6 +27,7 @@ PORTS = range(20000, 30000)
 _PRELOAD = "slurmmesh.recovery.preload"
 _BIND_TRIES_S = 5.0
 _EXIT_NO_PORT = 98
+_CONNECT = timedelta(seconds=5)
 
 
 def free_port(address: str, ports: range = PORTS, tries: int = 200) -> int:
@@ -74,18 +76,22 @@ class LighthouseActor(Actor):
     """
 
     def __init__(self, port: int, settings: RecoverySettings) -> None:
-        address = context().host_address
-        self._server = _bind(url(address, port).removeprefix("http://"), settings)
-        telemetry.emit(
-            "lighthouse_up",
-            address=url(address, port),
-            pid=os.getpid(),
-            incarnation=context().incarnation,
-        )
+        self._url = url(context().host_address, port)
+        self._server = _bind(self._url.removeprefix("http://"), settings)
 
     @endpoint
-    def ping(self) -> int:
-        """The process id; an answer means that it is up."""
+    def expect(self, members: tuple[str, ...]) -> int:
+        """Count these members as alive for one heartbeat timeout; returns the process id.
+
+        A Lighthouse that was started again knows nobody, and would make a quorum of whoever
+        asks first.
+        """
+        from torchft.coordination import LighthouseClient
+
+        if members:
+            client = LighthouseClient(self._url, connect_timeout=_CONNECT)
+            for member in members:
+                client.heartbeat(member)
         return os.getpid()
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -121,6 +127,7 @@ class LighthouseService:
     Args:
         host: a host mesh of one.
         on_event: told what happens to its process; see ``ProcMesh.on_event``.
+        members: gives the names of the quorum's members that are alive, as TorchFT knows them.
     """
 
     def __init__(
@@ -129,14 +136,46 @@ class LighthouseService:
         settings: RecoverySettings,
         restarts: Supervision,
         on_event: Callable[[ProcEvent], object],
+        members: Callable[[], tuple[str, ...]],
     ) -> None:
+        self._members = members
         self._procs = host.spawn_procs(name="lighthouse", preload=(_PRELOAD,), supervise=restarts)
-        self._procs.on_event(on_event)
         ports = self._procs.spawn("ports", PortActor)
         address, port = ports.find.call_one().get()
         self.address = url(address, port)
         self._actor = self._procs.spawn("lighthouse", LighthouseActor, port, settings)
-        self.pid: int = self._actor.ping.call_one().get()
+        self._procs.on_event(self._on_event)
+        self._procs.on_event(on_event)
+        self._greet(0).get()
+
+    def _on_event(self, event: ProcEvent) -> None:
+        """In the thread that drives the links."""
+        if event.kind == "restarted":
+            self._greet(event.incarnation)
+        elif event.kind == "exited" and not event.expected:
+            telemetry.emit(
+                "lighthouse_exited",
+                t=event.at,
+                address=self.address,
+                pid=event.pid,
+                incarnation=event.incarnation,
+            )
+
+    def _greet(self, incarnation: int) -> Future[int]:
+        """Tell a Lighthouse that has just been started whom to expect, and tell of it."""
+        answer = self._actor.expect.call_one(self._members())
+
+        def up(future: Future[int]) -> None:
+            if future.exception(0) is None:
+                telemetry.emit(
+                    "lighthouse_up",
+                    address=self.address,
+                    pid=future.get(0),
+                    incarnation=incarnation,
+                )
+
+        answer.add_done_callback(up)
+        return answer
 
     def stop(self, grace_s: float) -> Future[None]:
         """End it; done when it is gone."""

@@ -103,6 +103,7 @@ class _Replica:
         state: ``preparing``, ``training``, ``down``, ``finished`` or ``left_out``.
         has_state: it could be a donor.
         stepped: it has committed a step as a participant since it was started.
+        member: its name in quorums since this start; empty before the first.
         back: ranks that are up again after a restart.
     """
 
@@ -116,6 +117,7 @@ class _Replica:
     has_state: bool = True
     stepped: bool = False
     ending: bool = False
+    member: str = ""
     pids: dict[int, int] = field(default_factory=dict)
     back: set[int] = field(default_factory=set)
     store: tuple[str, int] | None = None
@@ -184,6 +186,7 @@ class Orchestrator:
             plan.settings,
             plan.lighthouse_restarts,
             lambda event: self._inbox.put(lambda: self._on_lighthouse(event)),
+            self._members,
         )
         for replica in self._replicas:
             self._open_store(replica)
@@ -295,7 +298,7 @@ class Orchestrator:
             if other is not replica and other.state == "training":
                 self._tell(other.control.peer_died, replica.index, replica.start)
         self._write(self._tracer.reach(replica.index, "decided", time.time()))
-        replica.state = "down"
+        replica.state, replica.member = "down", ""
         replica.has_state = replica.stepped = replica.ending = False
         replica.back.clear()
         if self._ending:
@@ -326,16 +329,16 @@ class Orchestrator:
         )
 
     def _on_lighthouse(self, event: ProcEvent) -> None:
-        if event.kind == "exited" and not event.expected and self._lighthouse is not None:
-            telemetry.emit(
-                "lighthouse_exited",
-                t=event.at,
-                address=self._lighthouse.address,
-                pid=event.pid,
-                incarnation=event.incarnation,
-            )
-        elif event.kind == "given_up":
+        if event.kind == "given_up":
             self._give_up("the Lighthouse", event, self._plan.lighthouse_restarts)
+
+    def _members(self) -> tuple[str, ...]:
+        """Names of the replicas that live, for a new Lighthouse. From any thread."""
+        return tuple(
+            replica.member
+            for replica in self._replicas
+            if replica.member and replica.state == "training"
+        )
 
     # ------------------------------------------------------------------ reports
 
@@ -359,6 +362,7 @@ class Orchestrator:
                     if other is not replica and other.state == "training":
                         self._tell(other.control.call_together)
         elif word == "joined":
+            replica.member = details["member"]
             self._write(self._tracer.reach(replica.index, "rendezvoused", details["at"]))
         elif word == "healed":
             replica.has_state = True

@@ -23,7 +23,8 @@ class QuorumView:
 
     Attributes:
         quorum: the Lighthouse's number; begins at 1 again when the Lighthouse is restarted.
-        replicas: numbers of the members, in TorchFT's order.
+        names: the members as TorchFT knows them, in its order.
+        replicas: their numbers, in the same order.
         rank: this replica's place in ``replicas``.
         step: the highest committed step among them.
         healed_from: the replica whose state this one takes, or None if it is up to date.
@@ -32,6 +33,7 @@ class QuorumView:
     """
 
     quorum: int
+    names: tuple[str, ...]
     replicas: tuple[int, ...]
     rank: int
     step: int
@@ -60,6 +62,7 @@ class QuorumClient:
         source = answer.recover_src_replica_rank if answer.heal else None
         self.view = QuorumView(
             quorum=answer.quorum_id,
+            names=names,
             replicas=self._membership.replicas,
             rank=answer.replica_rank,
             step=answer.max_step,

@@ -54,7 +54,8 @@ class Replica:
         control: where news from the controller arrive.
         report: told what the controller should know, as a word and a dictionary of details,
             from any thread. The first process of each group reports: its milestones ``ready``,
-            ``joined``, ``healed``, ``stepped`` and ``ending``, each with ``at`` and ``step``;
+            ``joined``, ``healed``, ``stepped`` and ``ending``, each with ``at`` and ``step``,
+            ``joined`` also with its name as a ``member``;
             ``saw_death`` with the ``peer`` and the ``step`` it was at; and ``waits`` when it
             wants the others to come to a meeting.
     """

@@ -16,6 +16,7 @@ from slurmmesh.recovery.requirements import require_torch
 from slurmmesh.recovery.settings import RecoverySettings
 from slurmmesh.recovery.worker import Outcome
 from slurmmesh.supervision import Supervision
+from slurmmesh.wire.codec import dumps
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def train(
         raise UsageError(f"threads must be at least 1, not {threads}")
     if faults is not None:
         faults.check(replicas)
+    _check_travels(function, args)
     row = hosts.flatten("hosts")
     placement = place(replicas, procs_per_replica, row.size(), procs_per_host)
     plan = Plan(
@@ -139,6 +141,18 @@ def train(
         left_out=list(result.left_out),
     )
     return result
+
+
+def _check_travels(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """See that the function can be sent to the replicas. Raises UsageError if not."""
+    try:
+        dumps((function, args))
+    except Exception as error:
+        name = getattr(function, "__name__", repr(function))
+        raise UsageError(
+            f"{name} and its arguments cannot be sent to the replicas: {error}. Make such objects "
+            "inside the function, or import the module that has them there"
+        ) from error
 
 
 def _tell_end(error: BaseException) -> None:

@@ -123,7 +123,11 @@ class Session:
         if changed and not self._same_history():
             return False
         self._known_quorum = self._manager._quorum_id
-        self._tell("joined", self._replica.process_group.configured_at)
+        self._tell(
+            "joined",
+            self._replica.process_group.configured_at,
+            member=self._view.names[self._view.rank],
+        )
         self._tell("healed", time.time())
         if changed or self._view.healed_from is not None:
             self._replica.emit(
@@ -201,11 +205,11 @@ class Session:
         self._replica.transport.disallow_checkpoint()
         return True
 
-    def _tell(self, milestone: str, at: float) -> None:
+    def _tell(self, milestone: str, at: float, **details: Any) -> None:
         """Report a milestone of this start of the replica, once."""
         if milestone not in self._told:
             self._told.add(milestone)
-            self._replica.report(milestone, at=at)
+            self._replica.report(milestone, at=at, **details)
 
     def _close(self) -> None:
         """Leave the run: stop asking for quorums and giving signs of life."""

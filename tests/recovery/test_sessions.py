@@ -85,7 +85,7 @@ class FakeReplica:
         self.membership = Membership()
         self.assignment = SimpleNamespace(progress=progress, settings=RecoverySettings())
         self.quorums = SimpleNamespace(
-            view=SimpleNamespace(replicas=(0,), rank=0, quorum=1, healed_from=None)
+            view=SimpleNamespace(names=("a",), replicas=(0,), rank=0, quorum=1, healed_from=None)
         )
         self.transport = SimpleNamespace(disallow_checkpoint=lambda: None)
         self.process_group = SimpleNamespace(abort=lambda errored: None, configured_at=1.0)

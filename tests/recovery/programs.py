@@ -1,0 +1,271 @@
+"""What the replicas of the tests run. It travels to them by value."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurmmesh.recovery import transport
+
+
+def die() -> None:
+    """As a SIGKILL from outside: no goodbye of any kind."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def make_model(seed: int, width: int = 16) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 4))
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(16, 8, generator=generator)
+    return x, x[:, :4] * 2 - x[:, 4:]
+
+
+def fingerprint(model: nn.Module) -> float:
+    return float(sum(p.detach().double().abs().sum() for p in model.parameters()))
+
+
+def train(
+    replica: Any,
+    steps: int,
+    *,
+    sync_every: int = 1,
+    die_at: dict[int, int] | None = None,
+    width: int = 16,
+    pause_s: float = 0.0,
+    tweak: Any = None,
+) -> dict[str, Any]:
+    """Train a small model.
+
+    Args:
+        die_at: replica → committed step before which its first start dies, between two steps.
+        tweak: called with (replica, session) before the loop.
+    """
+    # Every replica and every start begins with other weights: only healing makes them equal.
+    model = make_model(100 * replica.rank + replica.assignment.incarnation, width)
+    if sync_every == 1:
+        session = replica.ddp(model, torch.optim.AdamW(model.parameters(), 1e-2))
+    else:
+        session = replica.diloco(
+            model, torch.optim.AdamW(model.parameters(), 1e-2), sync_every=sync_every
+        )
+    if tweak is not None:
+        tweak(replica, session)
+    begun_at = None
+    trained: dict[int, int] = {}
+    for step in session.steps(steps):
+        if begun_at is None:
+            begun_at = step.number
+        if not replica.is_restart and (die_at or {}).get(replica.rank) == step.number:
+            die()
+        if pause_s:
+            time.sleep(pause_s)
+        x, y = batch(step.batch)
+        if session.step((session.model(x) - y).pow(2).mean()):
+            trained[step.batch] = step.number
+    return {
+        "fingerprint": fingerprint(model),
+        "begun_at": begun_at,
+        "trained": trained,
+        "incarnation": replica.assignment.incarnation,
+    }
+
+
+def die_in_allreduce(victim: int, at_sync: int) -> Any:
+    """A tweak: the victim dies when it has begun the big allreduce of that sync."""
+
+    def tweak(replica: Any, session: Any) -> None:
+        if replica.rank != victim or replica.is_restart:
+            return
+        original = session._average_change
+
+        def average_change() -> torch.Tensor:
+            if session.step_number == at_sync:
+                message = torch.ones(sum(p.numel() for p in session.model.parameters()) + 1)
+                session._manager.allreduce(message)
+                die()
+            return original()
+
+        session._average_change = average_change
+
+    return tweak
+
+
+def die_in_ddp_allreduce(victim: int, at_step: int) -> Any:
+    """A tweak: the victim dies inside backward, when its gradients are on their way."""
+
+    def tweak(replica: Any, session: Any) -> None:
+        if replica.rank != victim or replica.is_restart:
+            return
+        original = session._manager.allreduce
+
+        def allreduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            work = original(tensor, *args, **kwargs)
+            if session.step_number == at_step and tensor.numel() > 1:
+                die()
+            return work
+
+        session._manager.allreduce = allreduce
+
+    return tweak
+
+
+def die_while_healing(victim: int, times: int) -> Any:
+    """A tweak: the victim's first restarts die in the middle of receiving the state."""
+
+    def tweak(replica: Any, session: Any) -> None:
+        start = replica.assignment.incarnation
+        if replica.rank == victim and 0 < start <= times:
+            replica.transport._receive_state = receive
+
+    def receive(secure: Any, step: int) -> None:
+        secure.sendall(transport.REQUEST.pack(b"SMst", step))
+        secure.recv(1)
+        die()
+
+    return tweak
+
+
+def donor_dies_while_serving(marker: str) -> Any:
+    """A tweak: whoever is the first to serve a state after a restart dies in the middle of it."""
+
+    def tweak(replica: Any, session: Any) -> None:
+        original = replica.transport._answer
+
+        def answer(secure: Any, wanted: int) -> None:
+            if wanted > 0:
+                try:
+                    os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    pass
+                else:
+                    secure.sendall(b"half")
+                    die()
+            original(secure, wanted)
+
+        replica.transport._answer = answer
+
+    return tweak
+
+
+def die_at_rendezvous(victim: int) -> Any:
+    """A tweak: the victim's first restart dies while the new quorum connects."""
+
+    def tweak(replica: Any, session: Any) -> None:
+        if replica.rank == victim and replica.assignment.incarnation == 1:
+            replica.process_group._open_store = lambda host, port: die()
+
+    return tweak
+
+
+def kill_lighthouse(at_step: int, log: str) -> Any:
+    """A tweak: replica 0 kills the Lighthouse when that many steps are committed."""
+
+    def tweak(replica: Any, session: Any) -> None:
+        if replica.rank != 0:
+            return
+        original = session._join
+
+        def join() -> bool:
+            if session.step_number == at_step:
+                session._join = original
+                with open(log) as lines:
+                    made = [json.loads(line) for line in lines if '"lighthouse_up"' in line]
+                os.kill(made[-1]["pid"], signal.SIGKILL)
+            return original()
+
+        session._join = join
+
+    return tweak
+
+
+def fail_at(replica: Any, steps: int, at: int) -> None:
+    """Training code with a mistake in it, on replica 1."""
+    model = make_model(0)
+    session = replica.ddp(model, torch.optim.SGD(model.parameters(), 0.1))
+    for step in session.steps(steps):
+        if replica.rank == 1 and step.number == at:
+            raise ValueError("the data has a hole")
+        x, y = batch(step.batch)
+        session.step((session.model(x) - y).pow(2).mean())
+
+
+def always_die(replica: Any) -> None:
+    """Training code that kills its process."""
+    if replica.rank == 0:
+        die()
+    train(replica, 1000, pause_s=0.01)
+
+
+def leave(replica: Any, how: str) -> None:
+    """Training code that ends its process by other means."""
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "device" and not replica.is_restart and replica.rank == 0:
+        raise torch.distributed.DistNetworkError("the link is down")
+    train(replica, 20)
+
+
+def all_die(replica: Any, marker: str) -> None:
+    """All replicas die at one step."""
+
+    def tweak(_replica: Any, session: Any) -> None:
+        original = session._join
+
+        def join() -> bool:
+            if session.step_number == 5 and not replica.is_restart:
+                while not os.path.exists(marker):
+                    if replica.rank == 0:
+                        open(marker, "w").close()
+                    time.sleep(0.001)
+                die()
+            return original()
+
+        session._join = join
+
+    train(replica, 20, tweak=tweak)
+
+
+def late(replica: Any, steps: int) -> Any:
+    """Replica 1 dies after its last commit; its restart takes too long to be let in."""
+
+    def tweak(_replica: Any, session: Any) -> None:
+        original = session._part_in_peace
+
+        def part_in_peace() -> bool:
+            if replica.rank == 1:
+                die()
+            return original()
+
+        session._part_in_peace = part_in_peace
+
+    if replica.is_restart:
+        time.sleep(3)
+        return train(replica, steps)
+    return train(replica, steps, tweak=tweak)
+
+
+def in_group(replica: Any, steps: int) -> dict[str, Any]:
+    """A replica of several processes; the second process of replica 0 dies once."""
+    model = make_model(replica.assignment.incarnation)
+    session = replica.ddp(model, torch.optim.AdamW(model.parameters(), 1e-2))
+    batches = []
+    for step in session.steps(steps):
+        if (replica.rank, replica.group_rank, step.number) == (0, 1, 6) and not replica.is_restart:
+            die()
+        batches.append(step.batch)
+        x, y = batch(step.batch)
+        session.step((session.model(x) - y).pow(2).mean())
+    total = torch.tensor([fingerprint(model)])
+    replica.average_in_group(total)
+    return {"fingerprint": fingerprint(model), "mean": float(total), "batches": batches}
