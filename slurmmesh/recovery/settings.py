@@ -34,7 +34,7 @@ class RecoverySettings:
     """
 
     heartbeat_interval_s: float = 0.05
-    heartbeat_timeout_s: float = 0.3
+    heartbeat_timeout_s: float = 0.25
     quorum_tick_s: float = 0.01
     join_timeout_s: float = 30.0
     quorum_timeout_s: float = 600.0

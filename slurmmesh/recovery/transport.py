@@ -153,6 +153,7 @@ class SecureTransport(CheckpointTransport[Any]):
     def _admit(self, connection: socket.socket) -> tuple[int, ssl.SSLSocket]:
         """Handshake and request; raises unless the peer proves to be of this job."""
         connection.settimeout(_HANDSHAKE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             secure = self._server_context.wrap_socket(connection, server_side=True)
         except (OSError, ValueError) as error:
@@ -175,8 +176,7 @@ class SecureTransport(CheckpointTransport[Any]):
             secure.sendall(REPLY.pack(_MAGIC, 1, offered, 0))
             return
         try:
-            secure.sendall(REPLY.pack(_MAGIC, 0, wanted, len(packed.header)))
-            secure.sendall(packed.header)
+            secure.sendall(REPLY.pack(_MAGIC, 0, wanted, len(packed.header)) + packed.header)
             for view in packed.views:
                 secure.sendall(view)
         finally:
@@ -230,6 +230,7 @@ class SecureTransport(CheckpointTransport[Any]):
         except OSError as error:
             raise StateUnavailable(f"donor {name} at {host}:{port} is gone: {error}") from error
         try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # The secure socket takes the descriptor over; this one stays to be shut down by.
             self._fetching = plain.dup()
             with self._fetching, plain, self._prove(plain, name) as secure:
