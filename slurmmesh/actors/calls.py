@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from slurmmesh.actors.future import Future
@@ -34,7 +34,7 @@ class CallBook:
     def __init__(self) -> None:
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call while we are at it
 
     def open(
         self, mesh: int, ranks: Sequence[int], finish: Callable[[list[Any]], Any], what: str
@@ -55,15 +55,16 @@ class CallBook:
 
     def answer(self, frame: Frame) -> None:
         """Take a RESULT or ERROR frame. Answers to calls that are no longer open are ignored."""
+        # Loading and finishing run code of the user's classes, which may raise anything.
         try:
             value = loads(frame.body, frame.buffers)
-        except Exception as error:
-            value = error
-            failed = True
-        else:
-            failed = frame.kind is Kind.ERROR
-        if failed:
-            self.fail(frame.call, value.rebuild() if isinstance(value, Failure) else value)
+            if frame.kind is Kind.ERROR:
+                value = value.rebuild() if isinstance(value, Failure) else value
+        except BaseException as error:
+            self.fail(frame.call, _not_loaded(error))
+            return
+        if frame.kind is Kind.ERROR:
+            self.fail(frame.call, value)
             return
         with self._lock:
             call = self._open.get(frame.call)
@@ -76,7 +77,12 @@ class CallBook:
             if call.slots:
                 return
             del self._open[frame.call]
-        call.future.set_result(call.finish(call.values))
+        try:
+            result = call.finish(call.values)
+        except BaseException as error:
+            call.future.set_exception(_not_loaded(error))
+        else:
+            call.future.set_result(result)
 
     def fail(self, call_id: int, error: BaseException) -> None:
         """End a call with an error."""
@@ -85,13 +91,14 @@ class CallBook:
         if call is not None:
             call.future.set_exception(error)
 
-    def fail_rank(self, mesh: int, rank: int, error: BaseException) -> None:
-        """End every call that waits for this rank: its process is gone."""
+    def fail_ranks(self, mesh: int, ranks: Iterable[int], error: BaseException) -> None:
+        """End every call that waits for one of these ranks: their processes are gone."""
+        gone = set(ranks)
         with self._lock:
             hit = [
                 call_id
                 for call_id, call in self._open.items()
-                if call.mesh == mesh and rank in call.slots
+                if call.mesh == mesh and not gone.isdisjoint(call.slots)
             ]
         for call_id in hit:
             self.fail(call_id, error)
@@ -102,3 +109,10 @@ class CallBook:
             hit = [call_id for call_id, call in self._open.items() if call.mesh == mesh]
         for call_id in hit:
             self.fail(call_id, error)
+
+
+def _not_loaded(error: BaseException) -> Exception:
+    """An answer that came but cannot be used here; only an Exception may reach the caller."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"an answer cannot be loaded: {type(error).__name__}: {error}")

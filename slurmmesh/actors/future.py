@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from slurmmesh.errors import CallTimeout
+from slurmmesh.wire.reactor import in_loop_thread, print_error
 
 T = TypeVar("T")
 _PENDING = object()
@@ -22,7 +23,7 @@ class Future(Generic[T]):
 
     def __init__(self, what: str = "the call") -> None:
         self._what = what
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while we are at it
         self._ready: threading.Event | None = None
         self._value: Any = _PENDING
         self._error: BaseException | None = None
@@ -39,6 +40,7 @@ class Future(Generic[T]):
             CallTimeout: it did not come in time.
             ActorError: the endpoint raised.
             SupervisionError: whoever owed the answer is gone.
+            RuntimeError: asked by an event callback, in the thread that takes the answers.
         """
         self._wait(timeout)
         if self._error is not None:
@@ -100,7 +102,10 @@ class Future(Generic[T]):
             if self._ready is not None:
                 self._ready.set()
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # neither the other callbacks nor the settling thread suffer from it
+                print_error()
 
     def _wait(self, timeout: float | None) -> None:
         if timeout is not None and (math.isnan(timeout) or timeout < 0):
@@ -111,5 +116,10 @@ class Future(Generic[T]):
             if self._ready is None:
                 self._ready = threading.Event()
             ready = self._ready
+        if in_loop_thread():
+            raise RuntimeError(
+                f"{self._what}: a callback of an event waits here for the thread it runs in: put "
+                "the event in a queue and wait elsewhere"
+            )
         if not ready.wait(timeout):
             raise CallTimeout(f"{self._what} gave no answer within {timeout} s")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -107,6 +109,7 @@ class ProcMesh(Shaped):
         Raises:
             TypeError: ``cls`` is no Actor, or the arguments do not fit its constructor.
             ValueError: an endpoint has the name of something every mesh has.
+            UsageError: the class or the arguments cannot be sent.
         """
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
             raise TypeError(f"{cls!r} is not a class derived from slurmmesh.Actor")
@@ -118,9 +121,14 @@ class ProcMesh(Shaped):
         elif args or kwargs:
             raise TypeError(f"{cls.__name__} takes no arguments")
         actor = next(self._actors)
-        body, buffers = dumps(CreateActor(name, cls, args, kwargs))
+        try:
+            body, buffers = dumps(CreateActor(name, cls, args, kwargs))
+        except Exception as error:
+            raise UsageError(f"{name!r} cannot be sent to its procs: {error}") from error
+        # Copies: a restarted rank gets the arguments as they are now.
+        owned = [bytes(buffer) for buffer in buffers]
         frame = Frame(
-            Kind.CREATE, body, buffers, mesh=self._mesh, actor=actor, ranks=self.region.ranks
+            Kind.CREATE, body, owned, mesh=self._mesh, actor=actor, ranks=self.region.ranks
         )
         created = self._runtime.create(frame, f"building {name!r}")
         return ActorMesh(self._runtime, self, actor, name, cls, self.region, created)
@@ -141,18 +149,27 @@ class ProcMesh(Shaped):
 
         Raises:
             IndexError: no such rank.
+            UsageError: no such signal.
         """
         ranks = self.region.ranks
-        self._runtime.signal_procs(
-            self._mesh, ranks if rank is None else (ranks[rank],), int(signum)
-        )
+        if rank is not None:
+            if not 0 <= rank < len(ranks):
+                raise IndexError(f"{self!r} has no rank {rank}")
+            ranks = (ranks[rank],)
+        if not 0 < signum < signal.NSIG:
+            raise UsageError(f"there is no signal {signum}")
+        self._runtime.signal_procs(self._mesh, ranks, int(signum))
 
     def stop(self, grace_s: float = 5.0) -> Future[None]:
         """End these procs and their actors in order.
 
         Each finishes the message it is at, runs ``__cleanup__`` and exits; one that has not
         after ``grace_s`` seconds is killed. The future is done when all are gone.
+
+        Raises UsageError if ``grace_s`` is no number of seconds.
         """
+        if not 0 <= grace_s < math.inf:
+            raise UsageError(f"grace_s is a number of seconds of at least 0, not {grace_s}")
         return self._runtime.stop_procs(self._mesh, self.region.ranks, grace_s)
 
 
@@ -192,7 +209,9 @@ class ActorMesh(Shaped):
         )
 
     def __getattr__(self, name: str) -> EndpointRef:
-        if name.startswith("__") or not is_endpoint(self._cls, name):
+        if name == "_cls" or name.startswith("__"):  # asked for before __init__ ran, or by copy
+            raise AttributeError(name)
+        if not is_endpoint(self._cls, name):
             raise AttributeError(
                 f"{self._cls.__name__} has no endpoint {name!r}; it has "
                 + (", ".join(endpoint_names(self._cls)) or "none")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -52,11 +53,15 @@ def run_proc(sock: socket.socket, on_welcome: Callable[[ProcWelcome], Any]) -> N
         traceback.print_exc()
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process, though threads that libraries left behind still run."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    # Threads that libraries left behind must not keep a stopped proc alive.
-    os._exit(code)
+    os._exit(code & 0xFF)
 
 
 class _Proc:
@@ -84,12 +89,14 @@ class _Proc:
         on_welcome(welcome)
         telemetry.set_sink(self._send_event)
         self._link.send(Frame(Kind.HELLO, ranks=(welcome.rank,)))
-        runner = self._main.get()
-        if isinstance(runner, ActorRunner):
-            runner.run()
-        for thread in self._threads:
-            thread.join()
-        self._link.wait_sent(_LAST_WORDS_S)
+        try:
+            runner = self._main.get()
+            if isinstance(runner, ActorRunner):
+                runner.run()
+            for thread in self._threads:
+                thread.join()
+        finally:
+            self._link.wait_sent(timeout=_LAST_WORDS_S)
         return 0
 
     # -- in the reactor's thread ------------------------------------------------------------
@@ -130,23 +137,29 @@ class _Proc:
             self._main.put(runner)
             return
         thread = threading.Thread(
-            target=_run_in_thread, args=(runner,), name=f"slurmmesh-actor-{frame.actor}"
+            target=self._run_in_thread, args=(runner,), name=f"slurmmesh-actor-{frame.actor}"
         )
         thread.daemon = True
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no room for another thread
+            del self._runners[frame.actor]
+            self._refuse(frame, error)
+        else:
+            self._threads.append(thread)
 
     def _post(self, frame: Frame) -> None:
         runner = self._runners.get(frame.actor)
         if runner is not None:
             runner.post(frame)
         elif frame.kind is Kind.CALL:
-            assert self._context is not None
-            rank, host = self._context.proc_rank, self._context.host
-            error = SupervisionError(f"there is no actor {frame.actor} in this proc")
-            failure = Failure.of(error, actor="", rank=rank, host=host, fatal=True)
-            body, _ = dumps(failure)
-            self._link.send(Frame(Kind.ERROR, body, (), frame.call, frame.mesh, ranks=(rank,)))
+            self._refuse(frame, SupervisionError(f"there is no actor {frame.actor} in this proc"))
+
+    def _refuse(self, frame: Frame, error: Exception) -> None:
+        assert self._context is not None
+        rank, host = self._context.proc_rank, self._context.host
+        body, _ = dumps(Failure.of(error, actor="", rank=rank, host=host, fatal=True))
+        self._link.send(Frame(Kind.ERROR, body, (), frame.call, frame.mesh, ranks=(rank,)))
 
     def _on_close(self, _link: Link, _reason: str) -> None:
         # The host is gone: end, and with this process all that it started.
@@ -155,18 +168,23 @@ class _Proc:
         os._exit(1)
 
     def _send_event(self, event: Event) -> None:
+        # As text: the controller need not have the classes of what an event names.
+        text = json.dumps(event, default=str, skipkeys=True)
         with contextlib.suppress(LinkClosed):
-            self._link.send(Frame(Kind.EVENT, dumps(event)[0]))
+            self._link.send(Frame(Kind.EVENT, text.encode()))
 
-
-def _run_in_thread(runner: ActorRunner) -> None:
-    """An actor that leaves by SystemExit ends its proc, on whichever thread it runs."""
-    try:
-        runner.run()
-    except SystemExit as error:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_exit_code(error))
+    def _run_in_thread(self, runner: ActorRunner) -> None:
+        """What comes out of an actor ends its proc, on whichever thread it runs."""
+        code = 1
+        try:
+            runner.run()
+            return
+        except SystemExit as error:
+            code = _exit_code(error)
+        except BaseException:
+            traceback.print_exc()
+        self._link.wait_sent(timeout=_LAST_WORDS_S)
+        _exit(code)
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import queue
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +17,11 @@ from slurmmesh.errors import LinkClosed, SupervisionError
 from slurmmesh.shape import Region
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.reactor import print_error, say
 
 _STOP = object()
+_ENDS_THE_PROC = (SystemExit, KeyboardInterrupt)
+"""Everything else that an endpoint raises fails its call alone."""
 
 
 class ActorRunner:
@@ -42,6 +46,7 @@ class ActorRunner:
         self._instance: Actor | None = None
         self._broken: str | None = None
         self._stopping = False
+        self._pid = os.getpid()
         self._name = f"actor {frame.actor}"
 
     def post(self, frame: Frame) -> None:
@@ -56,20 +61,24 @@ class ActorRunner:
     def run(self) -> None:
         """Build the actor, answer messages until stopped, clean up. In the actor's thread.
 
-        ``SystemExit`` and ``KeyboardInterrupt`` of an endpoint come out of here.
+        ``SystemExit`` and ``KeyboardInterrupt`` come out of here: they end the proc.
         """
         self._build()
         ended: BaseException | None = None
         try:
             while not self._stopping:
-                frame = self._mailbox.get()
-                if frame is not _STOP and not self._stopping:
-                    self._handle(frame)
+                self._take()
         except BaseException as error:
             ended = error
             raise
         finally:
             self._clean_up(ended)
+
+    def _take(self) -> None:
+        """Wait for a message and handle it. Nothing here outlives it: it may be large."""
+        frame = self._mailbox.get()
+        if frame is not _STOP and not self._stopping:
+            self._handle(frame)
 
     def _build(self) -> None:
         enter_context(self._context)
@@ -79,12 +88,17 @@ class ActorRunner:
             self._context = replace(self._context, actor=create.name)
             enter_context(self._context)
             self._instance = create.cls(*create.args, **create.kwargs)
-        except Exception as error:
+        except _ENDS_THE_PROC:
+            raise
+        except BaseException as error:
             failure = self._failure(error)
             self._broken = f"the constructor of {self._name!r} raised:\n{failure.formatted}"
+            say(self._broken)
             self._answer(self._create, Kind.ERROR, failure)
         else:
             self._answer(self._create, Kind.RESULT, None)
+        finally:
+            self._create = replace(self._create, body=b"", buffers=())
 
     def _handle(self, frame: Frame) -> None:
         if self._instance is None:
@@ -93,13 +107,15 @@ class ActorRunner:
             return
         try:
             result = self._invoke(loads(frame.body, frame.buffers))
-        except Exception as error:
+        except _ENDS_THE_PROC:
+            raise
+        except BaseException as error:
             if frame.kind is Kind.CAST:
                 # Nobody waits for it: the actor is in a state that nobody knows.
                 failure = self._failure(error)
-                self._instance = None
                 self._broken = f"a broadcast endpoint raised:\n{failure.formatted}"
-                print(f"{self._name!r}: {self._broken}", flush=True)
+                say(f"{self._name!r}: {self._broken}")
+                self._end_instance(error)
             else:
                 self._reply(frame, Kind.ERROR, self._failure(error))
         else:
@@ -116,10 +132,7 @@ class ActorRunner:
         if inspect.iscoroutine(result):
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-            try:
-                result = self._loop.run_until_complete(result)
-            except asyncio.CancelledError as error:
-                raise RuntimeError(f"{self._name}.{call.method} was cancelled") from error
+            result = self._loop.run_until_complete(result)
         return result
 
     def _reply(self, frame: Frame, kind: Kind, value: Any) -> None:
@@ -137,6 +150,8 @@ class ActorRunner:
         try:
             self._send(Frame(kind, body, buffers, frame.call, frame.mesh, frame.actor, (rank,)))
         except LinkClosed:
+            if os.getpid() != self._pid:  # an endpoint forked, and its child returned as well
+                os._exit(0)
             self._stopping = True  # the host is gone, and this process with it
 
     def _failure(self, error: BaseException, fatal: bool = False) -> Failure:
@@ -151,8 +166,15 @@ class ActorRunner:
     def _clean_up(self, ended: BaseException | None) -> None:
         enter_context(self._context)
         try:
-            if self._instance is not None:
-                self._instance.__cleanup__(ended)
+            self._end_instance(ended)
         finally:
             if self._loop is not None:
                 self._loop.close()
+
+    def _end_instance(self, ended: BaseException | None) -> None:
+        instance, self._instance = self._instance, None
+        if instance is not None and os.getpid() == self._pid:
+            try:
+                instance.__cleanup__(ended)
+            except Exception:
+                print_error()

@@ -25,6 +25,7 @@ from slurmmesh.hosts.forkclient import ForkClient
 from slurmmesh.hosts.linux import become_subreaper, reap_strangers, sweep_children
 from slurmmesh.hosts.messages import (
     ForkRequest,
+    HostFailed,
     HostHello,
     HostReady,
     HostWelcome,
@@ -36,17 +37,18 @@ from slurmmesh.hosts.messages import (
     StopProcs,
 )
 from slurmmesh.hosts.output import LogFile
-from slurmmesh.hosts.procs import HostedProc
+from slurmmesh.hosts.procs import HostedProc, not_started
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import Credentials, client_context, peer_name
 from slurmmesh.wire.links import Link, wrap
-from slurmmesh.wire.reactor import READ, Reactor
+from slurmmesh.wire.reactor import READ, Reactor, say
 
 EXIT_LOST_CONTROLLER = 75
 """The agent's exit code when it ended because the controller was gone."""
 
 _CONNECT_TIMEOUT_S = 10.0
+_GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class HostAgent:
         self._log: LogFile | None = None
         self._forks: ForkClient | None = None
         self._procs: dict[tuple[int, int], HostedProc] = {}
+        self._gone: dict[tuple[int, int], ProcGone] = {}
         self._heard = self._reactor.clock()
         self._leaving = False
         self._code = 0
@@ -160,21 +163,26 @@ class HostAgent:
 
     def _on_close(self, _link: Link, reason: str) -> None:
         if not self._leaving:
-            print(f"slurmmesh host: the controller is gone ({reason})", file=sys.stderr)
+            say(f"slurmmesh host: the controller is gone ({reason})")
             self._code = EXIT_LOST_CONTROLLER
         self._end_now()
 
     def _tell(self, message: Any, kind: Kind = Kind.CONTROL) -> None:
         body, buffers = dumps(message)
         with contextlib.suppress(LinkClosed):
-            self._link.send(Frame(kind, body, buffers))
+            self._link.post(Frame(kind, body, buffers))
 
     def _take_welcome(self, welcome: HostWelcome) -> None:
         self._welcome = welcome
         self._address = self._address or welcome.address
-        self._log = LogFile(welcome.log)
-        output = os.open(welcome.log, os.O_WRONLY | os.O_APPEND) if welcome.log else 2
-        self._forks = ForkClient(self._reactor, output)
+        try:
+            self._log = LogFile(welcome.log)
+        except OSError as error:
+            self._code = 1
+            self._tell(HostFailed(f"its log cannot be written: {error}"), Kind.HELLO)
+            self._leave(0.0)
+            return
+        self._forks = ForkClient(self._reactor, self._log.fd)
         self._heartbeat()
         self._tell(HostReady(self._address), Kind.HELLO)
 
@@ -182,12 +190,12 @@ class HostAgent:
         assert self._welcome is not None
         silent = self._reactor.clock() - self._heard
         if silent > self._welcome.lease_s:
-            print(f"slurmmesh host: no controller for {silent:.1f} s", file=sys.stderr)
+            say(f"slurmmesh host: no controller for {silent:.1f} s")
             self._code = EXIT_LOST_CONTROLLER
             self._end_now()
             return
         with contextlib.suppress(LinkClosed):
-            self._link.send(Frame(Kind.PING))
+            self._link.post(Frame(Kind.PING))
         self._reactor.call_later(self._welcome.heartbeat_s, self._heartbeat)
 
     # -- procs --------------------------------------------------------------------------------
@@ -198,15 +206,21 @@ class HostAgent:
         assert self._forks is not None
         host = self._welcome
         for rank in message.ranks:
-            proc = HostedProc(
-                self._reactor,
-                self._log,
-                message,
-                rank,
-                host.name,
-                on_frame=self._from_proc,
-                on_gone=self._on_gone,
-            )
+            try:
+                if self._leaving:
+                    raise SupervisionError("its host is being stopped")
+                proc = HostedProc(
+                    self._reactor,
+                    self._log,
+                    message,
+                    rank,
+                    host.name,
+                    on_frame=self._from_proc,
+                    on_gone=self._on_gone,
+                )
+            except (OSError, SupervisionError) as error:
+                self._tell_gone(not_started(message, rank, host.name, str(error)))
+                continue
             self._procs[message.mesh, rank] = proc
             proc.welcome(
                 ProcWelcome(
@@ -243,12 +257,12 @@ class HostAgent:
 
     def _select(self, mesh: int, ranks: tuple[int, ...]) -> list[HostedProc]:
         found = (self._procs.get((mesh, rank)) for rank in ranks)
-        return [proc for proc in found if proc is not None and proc.gone is None]
+        return [proc for proc in found if proc is not None]
 
     def _forward(self, frame: Frame) -> None:
         for rank in frame.ranks:
             proc = self._procs.get((frame.mesh, rank))
-            if proc is not None and proc.gone is None:
+            if proc is not None:
                 proc.send(
                     Frame(
                         frame.kind,
@@ -261,20 +275,20 @@ class HostAgent:
                     )
                 )
             elif frame.kind is not Kind.CAST:
-                self._answer_for_dead(frame, rank, proc)
+                self._answer_for_dead(frame, rank)
 
-    def _answer_for_dead(self, frame: Frame, rank: int, proc: HostedProc | None) -> None:
+    def _answer_for_dead(self, frame: Frame, rank: int) -> None:
         assert self._welcome is not None
         error: Exception
-        if proc is not None and proc.gone is not None:
-            error = ProcDied(proc.gone.cause)
+        if gone := self._gone.get((frame.mesh, rank)):
+            error = ProcDied(gone.cause)
         else:
             error = SupervisionError(f"rank {rank} was never started on {self._welcome.name}")
         failure = Failure.of(error, actor="", rank=rank, host=self._welcome.name, fatal=True)
         body, _ = dumps(failure)
         answer = Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
         with contextlib.suppress(LinkClosed):
-            self._link.send(answer)
+            self._link.post(answer)
 
     def _from_proc(self, proc: HostedProc, frame: Frame) -> None:
         if frame.kind is Kind.HELLO:
@@ -282,16 +296,18 @@ class HostAgent:
             self._tell(ProcStarted(proc.mesh, proc.rank, proc.incarnation, proc.pid, now))
         else:
             with contextlib.suppress(LinkClosed):
-                self._link.send(frame)
+                self._link.post(frame)
 
     def _on_gone(self, proc: HostedProc, gone: ProcGone) -> None:
-        self._tell(gone)
+        del self._procs[proc.mesh, proc.rank]
+        self._tell_gone(gone)
         self._reap()
-        if self._leaving and not self._alive():
-            self._reactor.stop()
+        if self._leaving and not self._procs:
+            self._say_goodbye()
 
-    def _alive(self) -> list[HostedProc]:
-        return [proc for proc in self._procs.values() if proc.gone is None]
+    def _tell_gone(self, gone: ProcGone) -> None:
+        self._gone[gone.mesh, gone.rank] = gone
+        self._tell(gone)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -300,14 +316,19 @@ class HostAgent:
 
     def _leave(self, grace_s: float) -> None:
         self._leaving = True
-        for proc in self._alive():
+        for proc in list(self._procs.values()):
             proc.stop(grace_s)
-        if not self._alive():
-            self._reactor.stop()
+        if not self._procs:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """The controller hangs up when it has read all that we said."""
+        self._link.finish()
+        self._reactor.call_later(_GOODBYE_S, self._reactor.stop)
 
     def _end_now(self) -> None:
         self._leaving = True
-        for proc in self._alive():
+        for proc in list(self._procs.values()):
             proc.kill()
         self._reactor.stop()
 
@@ -320,7 +341,7 @@ class HostAgent:
         """Reap orphans. Not while a fork is under way: its child is ours, under a pid not known."""
         if self._forks is None or self._forks.busy:
             return
-        reap_strangers({self._forks.pid, *(proc.pid for proc in self._alive())})
+        reap_strangers({self._forks.pid, *(proc.pid for proc in self._procs.values())})
 
     _HANDLERS: dict[type, Callable[[HostAgent, Any], None]] = {
         SpawnProcs: _spawn,

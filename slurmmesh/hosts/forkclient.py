@@ -9,15 +9,17 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from slurmmesh.hosts.forkserver import MAX_REQUEST
+from slurmmesh.hosts.linux import MAX_REQUEST, python_command
 from slurmmesh.hosts.messages import ForkReply, ForkRequest
 from slurmmesh.wire.reactor import READ, WRITE, Reactor
 
 Done = Callable[[ForkReply], Any]
+
+_AT_ONCE = 16
+"""Requests on their way: the kernel counts the descriptors in them against a limit."""
 
 
 class ForkClient:
@@ -76,13 +78,9 @@ class ForkClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "slurmmesh.hosts.forkserver",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
+                python_command(
+                    "slurmmesh.hosts.forkserver", str(theirs.fileno()), str(os.getpid())
+                ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
@@ -100,18 +98,23 @@ class ForkClient:
 
     def _send(self) -> None:
         assert self._sock is not None
-        while self._unsent:
+        blocked = False
+        while self._unsent and len(self._waiting) < _AT_ONCE:
             data, fds, done = self._unsent[0]
             try:
                 socket.send_fds(self._sock, [data], fds)
             except BlockingIOError:
+                blocked = True
                 break
-            except OSError:
+            except (BrokenPipeError, ConnectionError):
                 return  # it died: the reading side finds out and clears up
+            except OSError as error:  # this request is not to be sent
+                self._unsent.popleft()
+                done(ForkReply(error=f"cannot reach the fork server: {error}"))
+                continue
             self._unsent.popleft()
             self._waiting.append(done)
-        events = READ | WRITE if self._unsent else READ
-        self._reactor.watch(self._sock.fileno(), events, self._ready)
+        self._reactor.watch(self._sock.fileno(), READ | WRITE if blocked else READ, self._ready)
 
     def _receive(self) -> None:
         assert self._sock is not None
@@ -123,6 +126,7 @@ class ForkClient:
             data = b""
         if data:
             self._waiting.popleft()(pickle.loads(data))
+            self._send()
             return
         lost = [*self._waiting, *(done for _, _, done in self._unsent)]
         self._waiting.clear()

@@ -22,11 +22,8 @@ from typing import NoReturn, TextIO
 
 from slurmmesh.actors.messages import ProcWelcome
 from slurmmesh.actors.proc import run_proc
-from slurmmesh.hosts.linux import die_with_parent
+from slurmmesh.hosts.linux import MAX_REQUEST, die_with_parent
 from slurmmesh.hosts.messages import ForkReply, ForkRequest
-
-MAX_REQUEST = 1 << 17
-"""Largest request in bytes: what the kernel takes as one packet."""
 
 
 def main() -> None:
@@ -39,7 +36,10 @@ def main() -> None:
         data, fds, _, _ = socket.recv_fds(server, MAX_REQUEST, 3)
         if not data:
             return
-        reply = _serve(server, pickle.loads(data), fds)
+        if len(fds) == 3:
+            reply = _serve(server, pickle.loads(data), fds)
+        else:
+            reply = ForkReply(error="the fork server is out of descriptors")
         for fd in fds:
             os.close(fd)
         try:
@@ -53,18 +53,23 @@ def _serve(server: socket.socket, request: ForkRequest, fds: list[int]) -> ForkR
         os.chdir(request.cwd)
         sys.path[:] = request.sys_path
         _preload(request.preload)
-    except Exception as error:
+    except BaseException as error:  # a module may do anything when it is imported
         return ForkReply(error=f"{type(error).__name__}: {error}")
-    read, write = os.pipe()
+    try:
+        read, write = os.pipe()
+    except OSError as error:
+        return ForkReply(error=f"no pipe: {error}")
     try:
         between = os.fork()
         if between == 0:
+            os.close(read)
             _fork_again(server, request, fds, write)
         os.waitpid(between, 0)
-        pid = os.read(read, 32)
-        return ForkReply(pid=int(pid)) if pid else ForkReply(error="the second fork failed")
     except OSError as error:
         return ForkReply(error=f"cannot fork: {error}")
+    else:
+        os.set_blocking(read, False)  # what it had to say it has said
+        return pickle.loads(os.read(read, MAX_REQUEST))
     finally:
         os.close(read)
         os.close(write)
@@ -86,10 +91,16 @@ def _fork_again(
     """In the process between: fork the proc, tell its pid and leave it to the host agent."""
     between = os.getpid()
     try:
-        pid = os.fork()
-        if pid == 0:
-            _become_proc(server, request, fds, between)
-        os.write(write, str(pid).encode())
+        try:
+            pid = os.fork()
+        except OSError as error:
+            reply = ForkReply(error=f"cannot fork: {error}")
+        else:
+            if pid == 0:
+                os.close(write)
+                _become_proc(server, request, fds, between)
+            reply = ForkReply(pid=pid)
+        os.write(write, pickle.dumps(reply))
     finally:
         os._exit(0)
 

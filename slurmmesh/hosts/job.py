@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from slurmmesh import telemetry
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.local import start_local_hosts
 from slurmmesh.hosts.mesh import HostMesh
 from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.shape import Extent, Region
+from slurmmesh.wire.reactor import say
 
 START_TIMEOUT_S = 120.0
 
-_lock = threading.Lock()
+# Held while a job starts, so that two threads get the same one.
+_lock = threading.RLock()
 _job: Job | None = None
 
 
@@ -48,8 +48,12 @@ class Job:
         self.folder = folder
         self.gpus_per_node = gpus_per_node
         self._nodes = nodes
-        self._controller = Controller(job_id, folder)
-        telemetry.emit(
+        self._hosts: HostMesh | None = None
+        try:
+            self._controller = Controller(job_id, folder)
+        except OSError as error:
+            raise SetupError(f"a job cannot be started in folder {folder}: {error}") from error
+        self._controller.emit(
             "job_started",
             job_id=job_id,
             cluster=cluster,
@@ -78,7 +82,9 @@ class Job:
         Raises:
             SetupError: some did not start; names them and says what is known.
         """
-        return self._mesh(self._records[: self._nodes])
+        if self._hosts is None:  # one that is lost later does not take the others away
+            self._hosts = self._mesh(self._records[: self._nodes])
+        return self._hosts
 
     @property
     def spares(self) -> HostMesh | None:
@@ -91,6 +97,11 @@ class Job:
         extent = Extent.of({"hosts": len(records)})
         region = Region.from_ranks(extent, [record.index for record in records])
         return HostMesh(self._controller, region)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been stopped."""
+        return self._controller.closed
 
     def close(self) -> None:
         """End the job's hosts and all that runs on them. Idempotent."""
@@ -112,20 +123,19 @@ def start_job(environ: Mapping[str, str]) -> Job:
         )
     path = Path(folder)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        job = Job(
-            environ["SLURMMESH_JOB_ID"],
-            environ["SLURMMESH_CLUSTER"],
-            path,
-            int(environ["SLURMMESH_NODES"]),
-            int(environ.get("SLURMMESH_SPARES") or 0),
-            int(environ.get("SLURMMESH_GPUS_PER_NODE") or 0),
-        )
+        job_id, cluster = environ["SLURMMESH_JOB_ID"], environ["SLURMMESH_CLUSTER"]
+        nodes = int(environ["SLURMMESH_NODES"])
+        spares = int(environ.get("SLURMMESH_SPARES") or 0)
+        gpus = int(environ.get("SLURMMESH_GPUS_PER_NODE") or 0)
     except (KeyError, ValueError) as error:
         raise UsageError(f"the job's environment is not complete: {error}") from error
+    if nodes < 1 or spares < 0 or gpus < 0:
+        raise UsageError(f"no job has {nodes} nodes, {spares} spares and {gpus} GPUs per node")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise SetupError(f"the job folder {path} cannot be used: {error}") from error
-    return _adopt(job)
+    return _adopt(lambda: Job(job_id, cluster, path, nodes, spares, gpus))
 
 
 def this_job() -> Job:
@@ -135,9 +145,7 @@ def this_job() -> Job:
         UsageError: it does not run in one.
     """
     with _lock:
-        if _job is not None:
-            return _job
-    return start_job(os.environ)
+        return _running() or start_job(os.environ)
 
 
 def job_or_local(nodes: int = 1) -> Job:
@@ -145,19 +153,21 @@ def job_or_local(nodes: int = 1) -> Job:
 
     The local job's folder is made in ``slurmmesh-jobs`` below the working folder.
     """
+    if nodes < 1:
+        raise UsageError(f"at least one host is needed, not {nodes}")
     with _lock:
-        if _job is not None:
-            return _job
-    if "SLURMMESH_JOB_FOLDER" in os.environ:
-        return start_job(os.environ)
-    job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder = Path("slurmmesh-jobs", job_id).absolute()
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        raise SetupError(f"the job folder {folder} cannot be made: {error}") from error
-    print(f"slurmmesh: local job {job_id}, logs in {folder}", file=sys.stderr)
-    return _adopt(Job(job_id, "local", folder, nodes))
+        if job := _running():
+            return job
+        if "SLURMMESH_JOB_FOLDER" in os.environ:
+            return start_job(os.environ)
+        job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        folder = Path("slurmmesh-jobs", job_id).absolute()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SetupError(f"the job folder {folder} cannot be made: {error}") from error
+        say(f"slurmmesh: local job {job_id}, logs in {folder}")
+        return _adopt(lambda: Job(job_id, "local", folder, nodes))
 
 
 def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
@@ -174,7 +184,6 @@ def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
     if nodes < 1:
         raise UsageError(f"at least one host is needed, not {nodes}")
     job = Job(f"local-{os.getpid()}", "local", Path(folder) if folder else None, nodes)
-    atexit.register(job.close)
     try:
         return job.hosts
     except BaseException:
@@ -189,15 +198,18 @@ def this_host() -> HostMesh:
     """This machine as a host without dimensions; started once per program."""
     global _this_host
     with _lock:
-        if _this_host is None:
+        if _this_host is None or _this_host.stopped:
             hosts = local_hosts(1)
             _this_host = hosts.slice(hosts=0)
         return _this_host
 
 
-def _adopt(job: Job) -> Job:
+def _running() -> Job | None:
+    return _job if _job is not None and not _job.closed else None
+
+
+def _adopt(start: Callable[[], Job]) -> Job:
     global _job
     with _lock:
-        _job = job
-    atexit.register(job.close)
-    return job
+        _job = start()
+        return _job

@@ -6,11 +6,15 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+MAX_REQUEST = 1 << 17
+"""Bytes that the kernel takes as one packet of a unix socket, everywhere."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -28,6 +32,16 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def python_command(module: str, *args: str) -> list[str]:
+    """A command that runs ``main()`` of a module in a new interpreter.
+
+    It imports from where this one does, and from nowhere else: ``python -m`` would look in the
+    working folder first, where a ``queue.py`` of the user's would take the place of Python's.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {module} as module; module.main()"
+    return [sys.executable, "-c", code, *args]
 
 
 def become_subreaper() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 
+from slurmmesh.errors import SetupError
 from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.linux import python_command
 from slurmmesh.hosts.roster import HostRecord
 
 
@@ -40,20 +41,31 @@ class LocalAgent:
 
 
 def start_local_hosts(controller: Controller, names: list[str]) -> list[HostRecord]:
-    """Start an agent for each name."""
-    hosts = []
-    for name in names:
-        host = controller.roster.add_host(name, address="127.0.0.1")
-        ours, theirs = socket.socketpair()
-        with theirs:
+    """Start an agent for each name.
+
+    Raises:
+        SetupError: out of processes or descriptors.
+    """
+    try:
+        return [_start_agent(controller, name) for name in names]
+    except OSError as error:
+        raise SetupError(f"a host on this machine cannot be started: {error}") from error
+
+
+def _start_agent(controller: Controller, name: str) -> HostRecord:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "slurmmesh.hosts.agent", "--fd", str(theirs.fileno())],
+                python_command("slurmmesh.hosts.agent", "--fd", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C at the terminal is for the controller, which then ends its hosts in order.
                 start_new_session=True,
             )
-        host.launched = LocalAgent(process)
-        controller.roster.attach(host, ours)
-        hosts.append(host)
-    return hosts
+        except BaseException:
+            ours.close()
+            raise
+    host = controller.roster.add_host(name, address="127.0.0.1", launched=LocalAgent(process))
+    controller.roster.attach(host, ours)
+    return host

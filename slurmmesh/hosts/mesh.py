@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from slurmmesh.actors.mesh import ProcMesh
@@ -63,12 +64,16 @@ class HostMesh(Shaped):
 
         Raises:
             ValueError: a dimension twice, or a size below 1.
-            UsageError: the environment holds something other than text.
+            UsageError: a name, an environment or a preload list that cannot be used.
+            MeshStopped: the job is being stopped.
         """
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise UsageError(f"a mesh needs a printable name, not {name!r}")
+        if isinstance(preload, str):
+            raise UsageError(f"preload takes a list of modules: [{preload!r}]")
         environment = dict(env or {})
         for key, value in environment.items():
-            if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
-                raise UsageError(f"env needs text for names and values, not {key!r}: {value!r}")
+            _check_variable(key, value)
         inner = Extent.of(per_host or {})
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
         return self._controller.spawn_procs(
@@ -80,6 +85,23 @@ class HostMesh(Shaped):
             supervise=supervise,
         )
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the job of these hosts has been stopped."""
+        return self._controller.closed
+
     def stop(self) -> None:
         """End the job's hosts and all that runs on them. The mesh is of no use afterwards."""
         self._controller.close()
+
+
+def _check_variable(key: object, value: object) -> None:
+    """An environment variable that no process could be given is refused before any is started."""
+    if not isinstance(key, str) or not isinstance(value, str):
+        raise UsageError(f"env needs text for names and values, not {key!r}: {value!r}")
+    if not key or "=" in key or "\0" in key + value:
+        raise UsageError(f"env cannot hold {key!r}: {value!r}")
+    try:
+        os.fsencode(key + value)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"env cannot hold {key!r}: {value!r}: {error}") from error

@@ -47,6 +47,12 @@ class MeshRecord:
     stops: list[tuple[set[int], Future[None]]] = field(default_factory=list)
     over: SupervisionError | None = None
 
+    def forget_if_over(self) -> None:
+        """Drop what only restarts need, once there will be none: arguments may be large."""
+        if self.over is not None and all(record.gone for record in self.ranks):
+            self.created.clear()
+            self.stops.clear()
+
     def by_host(self, ranks: tuple[int, ...]) -> dict[int, list[int]]:
         """These ranks by the index of their host, order kept."""
         found: dict[int, list[int]] = {}

@@ -51,6 +51,13 @@ class HostReady:
 
 
 @dataclass(frozen=True)
+class HostFailed:
+    """Host to controller: I cannot be of use, and leave."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class SpawnProcs:
     """Start these ranks of a mesh.
 

@@ -14,6 +14,7 @@ _CHUNK = 1 << 16
 _READS_A_TURN = 16
 _READS_AT_END = 256
 _MAX_LINE = 1 << 16
+_MAX_TAIL_LINE = 1000
 
 
 class LogFile:
@@ -22,7 +23,7 @@ class LogFile:
     def __init__(self, path: str | None) -> None:
         self.path = path
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.dup(2) if path is None else os.open(path, flags, 0o600)
+        self.fd = os.dup(2) if path is None else os.open(path, flags, 0o600)
 
     def write(self, lines: list[bytes], prefix: str) -> None:
         """Write ``lines`` (without their ends), each behind time and prefix."""
@@ -30,12 +31,12 @@ class LogFile:
         stamp = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
         head = f"{stamp} {prefix}| ".encode()
         with contextlib.suppress(OSError):
-            os.write(self._fd, b"".join(head + line + b"\n" for line in lines))
+            os.write(self.fd, b"".join(head + line + b"\n" for line in lines))
 
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            os.close(self.fd)
 
 
 class Stream:
@@ -91,7 +92,8 @@ class Stream:
             lines.append(self._rest)
             self._rest = b""
         if lines:
-            self._tail.extend(line.decode(errors="backslashreplace") for line in lines)
+            last = (line[:_MAX_TAIL_LINE] for line in lines[-TAIL_LINES:])
+            self._tail.extend(line.decode(errors="backslashreplace") for line in last)
             self._log.write(lines, self._prefix)
 
     def _close(self) -> None:

@@ -47,7 +47,7 @@ class HostedProc:
         self.incarnation = spawn.incarnation
         self.pid = 0
         self.expected = False
-        self.gone: ProcGone | None = None
+        self._doomed = False
         self._host = host
         self._reactor = reactor
         self._on_gone = on_gone
@@ -55,9 +55,13 @@ class HostedProc:
         self._grace: Timer | None = None
         self._oom_kills = oom_kills()
         prefix = f"{spawn.name}[{rank}] "
-        self._stdout = Stream(reactor, log, prefix)
-        self._stderr = Stream(reactor, log, prefix)
-        ours, self._theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo:  # when descriptors run out half way
+            self._stdout = Stream(reactor, log, prefix)
+            undo.callback(self._stdout.finish)
+            self._stderr = Stream(reactor, log, prefix)
+            undo.callback(self._stderr.finish)
+            ours, self._theirs = socket.socketpair()
+            undo.pop_all()
         self._link = Link(
             reactor,
             ours,
@@ -79,10 +83,16 @@ class HostedProc:
             self._end(detail=f"could not be started: {reply.error}")
             return
         self.pid = reply.pid
-        self._pidfd = os.pidfd_open(reply.pid)
+        try:
+            self._pidfd = os.pidfd_open(reply.pid)
+        except OSError as error:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._end(detail=f"could not be watched: {error}")
+            return
         self._reactor.watch(self._pidfd, READ, self._exited)
-        if self.expected:  # it was told to end before it had a pid
-            kill_group(self.pid)
+        if self._doomed:
+            self.kill()
 
     def welcome(self, welcome: ProcWelcome) -> None:
         """Tell the proc who it is."""
@@ -92,12 +102,12 @@ class HostedProc:
     def send(self, frame: Frame) -> None:
         """Send it a frame; one that is dying does not get it."""
         with contextlib.suppress(LinkClosed):
-            self._link.send(frame)
+            self._link.post(frame)
 
     def signal(self, signum: int) -> None:
         """Send a signal to the process; no matter if it is gone."""
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signum)
 
     def stop(self, grace_s: float) -> None:
@@ -109,17 +119,18 @@ class HostedProc:
 
     def kill(self) -> None:
         """End it now, and all it started in its process group."""
-        self.expected = True
-        if self.pid and self.gone is None:
+        self.expected = self._doomed = True
+        if self.pid:  # else as soon as it has one
             kill_group(self.pid)
             self.signal(signal.SIGKILL)
 
     def _exited(self, _events: int) -> None:
         at = time.time()
-        status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
             return
-        kill_group(self.pid)  # what it started and left behind
+        kill_group(self.pid)  # what it started and left behind; before its pid can be another's
+        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         if status.si_code == os.CLD_EXITED:
             self._end(at=at, exit_code=status.si_status)
             return
@@ -156,7 +167,13 @@ class HostedProc:
             stderr_tail=self._stderr.tail,
             detail=detail,
         )
-        self.gone = ProcGone(
+        gone = ProcGone(
             self.mesh, self.rank, self.incarnation, cause, self.expected, at or time.time()
         )
-        self._on_gone(self, self.gone)
+        self._on_gone(self, gone)
+
+
+def not_started(spawn: SpawnProcs, rank: int, host: str, reason: str) -> ProcGone:
+    """The news of a rank of which nothing could be started."""
+    cause = ExitCause(spawn.name, rank, host, 0, detail=f"could not be started: {reason}")
+    return ProcGone(spawn.mesh, rank, spawn.incarnation, cause, False, time.time())

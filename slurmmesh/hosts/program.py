@@ -54,6 +54,9 @@ def main() -> NoReturn:
         telemetry.emit("job_ended", exit_code=code)
         job.close()
         _write_record(job, {**record, "ended": time.time(), "exit_code": code})
+    # What is left is the user's own: threads that must end, and functions to run at exit.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -12,24 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from slurmmesh import telemetry
+from slurmmesh._version import __version__
 from slurmmesh.errors import HostLost, LinkClosed, SetupError
-from slurmmesh.hosts.messages import HostHello, HostReady, HostWelcome, Shutdown
+from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelcome, Shutdown
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import JobAuthority, peer_name, server_context
 from slurmmesh.wire.links import Link, Listener
-from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.reactor import Reactor, say
 
 HEARTBEAT_S = 1.0
 HOST_SILENCE_S = 15.0
 """A host that gives no sign of life for so long is lost."""
 LEASE_S = 20.0
 """A host that hears nothing for so long ends its procs; longer than HOST_SILENCE_S."""
-
-
 AGENT_GRACE_S = 3.0
 """How long agents may take to be gone after the job's end, all together."""
+MAX_GUESTS = 256
+"""So many connections may be in their handshake; further ones wait to be accepted."""
+_LAST_WORDS_S = 1.0
 
 
 class Launched(Protocol):
@@ -81,6 +82,7 @@ class Roster:
         lock: guards the records; shared with who keeps books on what runs on the hosts.
         on_frame: takes what a host sends that is not about the host itself.
         on_lost: told once for each host that is lost.
+        emit: writes an event of the job.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Roster:
         job_folder: Path | None,
         on_frame: Callable[[HostRecord, Frame], Any],
         on_lost: Callable[[HostRecord, str], Any],
+        emit: Callable[..., Any],
     ) -> None:
         self.authority = authority
         self.job_folder = job_folder
@@ -100,6 +103,8 @@ class Roster:
         self._changed = threading.Condition(lock)
         self._on_host_frame = on_frame
         self._on_lost = on_lost
+        self._emit = emit
+        self._guests: set[Link] = set()  # accepted, but not known yet
         self._listener: Listener | None = None
         self._leaving = False
         reactor.call_later(HEARTBEAT_S, self._check_hosts)
@@ -118,11 +123,13 @@ class Roster:
         self._reactor.call_soon(self._listener.start)
         return self._listener.port
 
-    def add_host(self, name: str, address: str = "") -> HostRecord:
-        """Note a host that is about to be started."""
+    def add_host(
+        self, name: str, address: str = "", launched: Launched | None = None
+    ) -> HostRecord:
+        """Note a host that is about to be started, or has been."""
         with self._changed:
             index = len(self.hosts)
-            host = HostRecord(index, name, f"host-{index}", address=address)
+            host = HostRecord(index, name, f"host-{index}", launched, address=address)
             self.hosts.append(host)
             self._by_identity[host.identity] = host
             return host
@@ -149,35 +156,35 @@ class Roster:
         deadline = time.monotonic() + timeout
         with self._changed:
             while missing := [host for host in missing if not host.ready]:
-                ended = [(h, h.launched.poll()) for h in missing if h.launched is not None]
-                words = [f"{host.name}: {end}" for host, end in ended if end is not None]
-                words += [f"{host.name}: {host.lost.detail}" for host in missing if host.lost]
-                if words:
-                    raise SetupError("hosts did not start. " + "; ".join(words))
+                if failed := [host for host in missing if _has_failed(host)]:
+                    break
                 left = deadline - time.monotonic()
                 if left <= 0:
                     names = ", ".join(host.name for host in missing)
                     raise SetupError(f"hosts gave no sign of life within {timeout:g} s: {names}")
                 self._changed.wait(min(left, 0.2))
+        if missing:
+            words = "; ".join(f"{host.name}: {_last_words(host)}" for host in failed)
+            raise SetupError(f"hosts did not start. {words}")
 
     def tell(self, host: HostRecord, message: Any, kind: Kind = Kind.CONTROL) -> bool:
         """Send a message to a host, without waiting; False if it is gone."""
         body, buffers = dumps(message)
         try:
-            self.send(host, Frame(kind, body, buffers), wait=False)
+            self.link_to(host).post(Frame(kind, body, buffers))
         except LinkClosed:
             return False
         return True
 
-    def send(self, host: HostRecord, frame: Frame, wait: bool = True) -> None:
-        """Send a frame to a host; see ``Link.send``.
+    def link_to(self, host: HostRecord) -> Link:
+        """The link to a host.
 
         Raises:
-            LinkClosed: it is gone.
+            LinkClosed: there is none yet.
         """
         if host.link is None:
             raise LinkClosed(f"host {host.name} is not connected")
-        host.link.send(frame, wait=wait)
+        return host.link
 
     def close(self, grace_s: float) -> None:
         """Have all hosts end what they run and leave; end by force those that do not."""
@@ -192,9 +199,9 @@ class Roster:
             )
         if self._listener is not None:
             self._reactor.call_soon(self._listener.close)
-        for host in self.hosts:
-            if host.link is not None:
-                host.link.close()
+        for link in [*(host.link for host in self.hosts), *self._guests]:
+            if link is not None:
+                link.close()
         agents = [host.launched for host in self.hosts if host.launched is not None]
         deadline = time.monotonic() + AGENT_GRACE_S
         late = [agent for agent in agents if not agent.wait(max(0, deadline - time.monotonic()))]
@@ -215,11 +222,20 @@ class Roster:
             on_frame=self._on_frame,
             on_close=self._on_close,
         )
+        self._guests.add(link)
+        if len(self._guests) >= MAX_GUESTS and self._listener is not None:
+            self._listener.hold()
         link.start()
 
+    def _guest_known(self, link: Link) -> None:
+        self._guests.discard(link)
+        if len(self._guests) == MAX_GUESTS - 1 and self._listener is not None:
+            self._listener.start()
+
     def _host_opened(self, link: Link) -> None:
+        self._guest_known(link)
         host = self._by_identity.get(link.peer)
-        if host is None or host.link is not None:
+        if host is None or host.link is not None or self._leaving:
             link.close("no host of that name is awaited")
             return
         host.link = link
@@ -235,12 +251,17 @@ class Roster:
         else:
             self._on_host_frame(host, frame)
 
-    def _take_hello(self, host: HostRecord, message: HostHello | HostReady) -> None:
-        if isinstance(message, HostHello):
+    def _take_hello(self, host: HostRecord, message: HostHello | HostReady | HostFailed) -> None:
+        if isinstance(message, HostFailed):
+            self._lose(host, message.reason)
+        elif isinstance(message, HostReady):
+            self._host_ready(host, message)
+        elif message.version != __version__:
+            reason = f"it runs slurmmesh {message.version}, the controller {__version__}"
+            self._lose(host, reason)
+        else:
             host.pid = message.pid
             self._welcome(host)
-        else:
-            self._host_ready(host, message)
 
     def _welcome(self, host: HostRecord) -> None:
         assert host.link is not None
@@ -263,15 +284,15 @@ class Roster:
             host.address = message.address
             host.ready = True
             self._changed.notify_all()
-        telemetry.emit(
-            "host_up", host=host.index, name=host.name, address=host.address, pid=host.pid
-        )
+        self._emit("host_up", host=host.index, name=host.name, address=host.address, pid=host.pid)
 
     def _on_close(self, link: Link, reason: str) -> None:
+        self._guest_known(link)
         host = self._by_identity.get(link.peer)
         if host is None or host.link is not link:
             # A stranger, or one of ours whose handshake broke: it was told nothing.
-            print(f"slurmmesh: refused a connection: {reason}", file=sys.stderr)
+            if not self._leaving:
+                say(f"slurmmesh: refused a connection: {reason}")
             return
         self._lose(host, reason)
 
@@ -285,8 +306,8 @@ class Roster:
             if host.link is not None:
                 host.link.close(reason)
         if not self._leaving:
-            telemetry.emit("host_lost", host=host.index, name=host.name, cause=reason)
-            print(f"slurmmesh: {host.lost}", file=sys.stderr)
+            self._emit("host_lost", host=host.index, name=host.name, cause=reason)
+            say(f"slurmmesh: {host.lost}")
         self._on_lost(host, reason)
 
     def _check_hosts(self) -> None:
@@ -300,3 +321,16 @@ class Roster:
         for host in silent:
             self._lose(host, f"no sign of life for {now - host.heard:.1f} s")
         self._reactor.call_later(HEARTBEAT_S, self._check_hosts)
+
+
+def _has_failed(host: HostRecord) -> bool:
+    return host.lost is not None or (host.launched is not None and host.launched.poll() is not None)
+
+
+def _last_words(host: HostRecord) -> str:
+    """Why a host did not start: what its agent said, and how it ended."""
+    words = [host.lost.detail] if host.lost else []
+    if host.launched is not None:
+        host.launched.wait(_LAST_WORDS_S)  # its link breaks a little before it has ended
+        words.append(host.launched.poll() or "")
+    return "; ".join(word for word in words if word)

@@ -28,7 +28,7 @@ class EventLog:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may emit while its thread does
 
     def write(self, event: Event) -> None:
         """Append one event; a full disk or a closed log loses the event, not the job."""
@@ -48,10 +48,23 @@ class EventLog:
 _sink: Callable[[Event], None] | None = None
 
 
-def set_sink(sink: Callable[[Event], None] | None) -> None:
-    """Say where this process's events go: the controller's log, or the link towards it."""
+def set_sink(
+    sink: Callable[[Event], None] | None, *, instead_of: Callable[[Event], None] | None = None
+) -> Callable[[Event], None] | None:
+    """Say where this process's events go: the controller's log, or the link towards it.
+
+    With ``instead_of`` only if they go there now. Returns where they went before.
+    """
     global _sink
-    _sink = sink
+    before = _sink
+    if instead_of is None or instead_of == before:
+        _sink = sink
+    return before
+
+
+def make_event(kind: str, **fields: Any) -> Event:
+    """An event; ``t`` is now unless given."""
+    return {"t": fields.pop("t", None) or time.time(), "kind": kind, **fields}
 
 
 def emit(kind: str, **fields: Any) -> Event:
@@ -59,7 +72,7 @@ def emit(kind: str, **fields: Any) -> Event:
 
     ``t`` is set to now unless given.
     """
-    event: Event = {"t": fields.pop("t", None) or time.time(), "kind": kind, **fields}
+    event = make_event(kind, **fields)
     if _sink is not None:
         _sink(event)
     return event

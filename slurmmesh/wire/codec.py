@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from slurmmesh.wire.frames import Buffer
+from slurmmesh.wire.frames import MAX_BUFFERS, Buffer
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -32,8 +32,16 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     if _is_plain(value):
         return pickle.dumps(value, protocol=5), []
     buffers: list[pickle.PickleBuffer] = []
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        """False takes it out of band; what a frame has no more place for stays in the pickle."""
+        if len(buffers) == MAX_BUFFERS:
+            return True
+        buffers.append(buffer)
+        return False
+
     stream = io.BytesIO()
-    _Pickler(stream, buffers.append).dump(value)
+    _Pickler(stream, take).dump(value)
     return stream.getvalue(), [buffer.raw() for buffer in buffers]
 
 

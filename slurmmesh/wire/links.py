@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
+import itertools
 import os
 import socket
 import ssl
 import struct
-import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
 from slurmmesh.wire.frames import Frame, FrameDecoder
-from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
+from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer, say
 
 HANDSHAKE_TIMEOUT_S = 20.0
 HIGH_WATER = 64 << 20
@@ -28,6 +30,8 @@ HIGH_WATER = 64 << 20
 _CHUNK = 1 << 18
 _READS_A_TURN = 64
 _MAX_PARTS = 64
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_S = 1.0
 
 
 class Link:
@@ -35,7 +39,10 @@ class Link:
 
     Callbacks run in the reactor's thread: ``on_open(link)`` once the peer is known (``peer`` is
     set), ``on_frame(link, frame)`` for each frame in order, ``on_close(link, reason)`` once,
-    after the last frame. :meth:`send` may be called from any thread and keeps the order of calls.
+    after the last frame. Frames may be sent from any thread and keep the order of calls.
+
+    A signal handler may raise in the middle of a send, or send itself: what is queued and how
+    much of it is sent change in single steps that no handler can split.
 
     Args:
         authenticate: names the peer of the finished handshake, or raises IdentityError.
@@ -55,24 +62,30 @@ class Link:
         self.closed = False
         self._reactor = reactor
         self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._authenticate = authenticate
         self._on_frame, self._on_open, self._on_close = on_frame, on_open, on_close
         self._decoder = FrameDecoder()
-        self._staging = bytearray(_CHUNK)
+        self._staging = bytearray()  # a stranger gets no memory
         # One lock for both directions: OpenSSL allows one call at a time on a connection.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        self._queue: collections.deque[memoryview] = collections.deque()
-        self._queued = 0
+        # Parts to send, each with the position in the stream at which it ends.
+        self._queue: collections.deque[tuple[int, memoryview]] = collections.deque()
+        # Bytes sent: those up to some write, and those of each write since then.
+        self._progress: tuple[int, list[int]] = (0, [])
+        self._flushing = False
+        self._finishing = False
         self._events = 0
         self._deadline: Timer | None = None
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _open_links.add(self)
 
     def start(self) -> None:
         """Begin: handshake if there is one, then frames. In the reactor's thread."""
-        if isinstance(self._sock, ssl.SSLSocket):
+        if self._tls is not None:
             self._deadline = self._reactor.call_later(
                 HANDSHAKE_TIMEOUT_S, lambda: self._shut("no handshake in time")
             )
@@ -90,34 +103,61 @@ class Link:
         """The address the other side of a TCP link has; empty for a unix socket."""
         return self._address(self._sock.getpeername)
 
-    def send(self, frame: Frame, wait: bool = True) -> None:
-        """Send a frame, or queue what the socket does not take now.
+    def send(self, frame: Frame) -> None:
+        """Send a frame. Afterwards the caller may change what its buffers are views of.
 
-        Waits while much is queued, except with ``wait=False`` and in the reactor's thread.
+        Waits until the buffers have left, and while much is queued; not in the reactor's thread.
 
         Raises:
             LinkClosed: the link is closed.
             FrameError: the frame is over the limits; nothing was sent.
         """
-        parts = frame.parts()
+        self.wait_for_room(frame, self.post(frame))
+
+    def post(self, frame: Frame) -> int:
+        """Send what the socket takes now and queue the rest, without waiting.
+
+        Returns the position in the stream at which the frame ends. Raises as ``send`` does.
+        """
+        parts = [memoryview(part).cast("B") for part in frame.parts()]
         with self._lock:
-            if wait and self._queued > HIGH_WATER and not self._reactor.in_thread:
-                self._room.wait_for(lambda: self._queued <= HIGH_WATER or self.closed)
             if self.closed:
                 raise LinkClosed(f"the link to {self.peer or 'a peer'} is closed")
-            for part in parts:
-                self._queue.append(memoryview(part).cast("B"))
-                self._queued += len(part)
-            if len(self._queue) == len(parts) and self.peer:
+            idle = not self._queue
+            ends = itertools.accumulate(map(len, parts), initial=self._end)
+            entries = list(zip(itertools.islice(ends, 1, None), parts, strict=True))
+            self._queue.extend(entries)
+            if idle and self._may_write_here:
                 with contextlib.suppress(OSError):  # a broken link is told by the reading side
                     self._flush()
             if self._queue:
                 self._reactor.call_soon(self._update_interest)
+        return entries[-1][0]
 
-    def wait_sent(self, timeout: float) -> bool:
-        """Wait until all that was sent has left this process. Not in the reactor's thread."""
+    def wait_for_room(self, frame: Frame, position: int) -> None:
+        """Wait as ``send`` does, after ``post`` of this frame gave this position."""
+        if not self._reactor.in_thread:
+            self.wait_sent(position if frame.buffers else position - HIGH_WATER)
+
+    def wait_sent(self, position: int | None = None, timeout: float | None = None) -> bool:
+        """Wait until the stream has left this process up to a position; None: all of it.
+
+        False if ``timeout`` seconds were not enough. Not in the reactor's thread.
+        """
         with self._lock:
-            return self._room.wait_for(lambda: not self._queue or self.closed, timeout)
+            goal = self._end if position is None else position
+            return self._room.wait_for(lambda: self._sent >= goal or self.closed, timeout)
+
+    def finish(self) -> None:
+        """Send what is queued and then tell the peer that nothing more comes.
+
+        The peer answers by closing. In the reactor's thread.
+        """
+        self._finishing = True
+        if self.peer:
+            self._writable()
+        else:
+            self._shut("closed here")
 
     def close(self, reason: str = "closed here") -> None:
         """Close it; what is queued is dropped. From any thread."""
@@ -134,15 +174,15 @@ class Link:
     # -- in the reactor's thread ------------------------------------------------------------
 
     def _handshake(self, _events: int) -> None:
-        assert isinstance(self._sock, ssl.SSLSocket)
+        assert self._tls is not None
         try:
             with self._lock:
-                self._sock.do_handshake()
+                self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return self._watch(READ)
         except ssl.SSLWantWriteError:
             return self._watch(WRITE)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return self._shut(f"handshake failed: {error}")
         return self._opened()
 
@@ -151,13 +191,14 @@ class Link:
             self._deadline.cancel()
         try:
             peer = self._authenticate(self._sock)
-        except IdentityError as error:
+        except Exception as error:  # whatever it is, this peer has not proved itself
             return self._shut(str(error))
+        self._staging = bytearray(_CHUNK)
         with self._lock:
             self.peer = peer
         self._events = 0  # so that the watch below replaces the handshake's callback
         self._watch(READ)
-        self._on_open(self)
+        self._reactor.guard(self._on_open, self)
         if not self.closed:
             self._update_interest()
             self._readable()
@@ -172,7 +213,9 @@ class Link:
         for _ in range(_READS_A_TURN):
             if self.closed or not self._receive():
                 return
-        self._reactor.call_soon(self._readable)  # others get their turn; TLS may hold bytes back
+        # Others get their turn. The kernel tells what is still there, but for what OpenSSL holds.
+        if self._tls is not None and self._tls.pending():
+            self._reactor.call_soon(self._readable)
 
     def _receive(self) -> bool:
         """Read once. False when nothing more is there now."""
@@ -200,42 +243,78 @@ class Link:
                 else self._decoder.filled(count)
             )
             for frame in frames:
-                self._on_frame(self, frame)
+                self._reactor.guard(self._on_frame, self, frame)
                 if self.closed:
                     return False
-        except FrameError as error:
-            self._shut(str(error))
+        except (FrameError, MemoryError) as error:
+            self._shut(str(error) or "no memory for a frame")
             return False
         return True
 
     def _writable(self) -> None:
+        if self.closed:
+            return
         try:
             with self._lock:
                 self._flush()
-                if self._queued <= HIGH_WATER:
-                    self._room.notify_all()
+                self._room.notify_all()
+                if self._finishing and not self._queue:
+                    # Not the method of an SSLSocket, which would forget about TLS.
+                    socket.socket.shutdown(self._sock, socket.SHUT_WR)
         except OSError as error:
             return self._shut(f"broken: {error}")
         return self._update_interest()
 
+    @property
+    def _sent(self) -> int:
+        base, writes = self._progress
+        return base + sum(writes)
+
+    @property
+    def _end(self) -> int:
+        """Position at which all that was ever queued ends. With the lock held."""
+        return self._queue[-1][0] if self._queue else self._sent
+
+    @property
+    def _may_write_here(self) -> bool:
+        """Whether the calling thread may write to the socket itself."""
+        if not self.peer:
+            return False
+        # A handler that raises out of the many steps of an SSLSocket's write leaves us in the
+        # dark about what it wrote, and handlers run on the main thread.
+        return self._tls is None or threading.current_thread() is not threading.main_thread()
+
     def _flush(self) -> None:
         """Send as much of the queue as the socket takes. With the lock held."""
-        while self._queue:
-            try:
-                if isinstance(self._sock, ssl.SSLSocket):
-                    sent = self._sock.send(self._queue[0])
-                else:
-                    sent = self._sock.sendmsg(
-                        [self._queue[i] for i in range(min(len(self._queue), _MAX_PARTS))]
-                    )
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return
-            self._queued -= sent
-            while sent:
-                if sent < len(self._queue[0]):
-                    self._queue[0] = self._queue[0][sent:]
-                    break
-                sent -= len(self._queue.popleft())
+        if self._flushing:
+            return  # we are in a signal handler; whom it interrupted goes on
+        self._flushing = True
+        try:
+            while self._drop_sent():
+                # Write and note in one step of the interpreter.
+                self._progress[1].extend(map(self._write, (self._next_parts(),)))
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        finally:
+            self._flushing = False
+
+    def _drop_sent(self) -> bool:
+        """Take what is sent out of the queue; false if nothing is left."""
+        sent = self._sent
+        while self._queue and self._queue[0][0] <= sent:
+            self._queue.popleft()
+        self._progress = (sent, [])
+        return bool(self._queue)
+
+    def _next_parts(self) -> list[memoryview]:
+        end, first = self._queue[0]
+        rest = itertools.islice(self._queue, 1, _MAX_PARTS)
+        return [first[len(first) - (end - self._sent) :], *(part for _, part in rest)]
+
+    @property
+    def _write(self) -> Callable[[list[memoryview]], int]:
+        tls = self._tls
+        return self._sock.sendmsg if tls is None else lambda parts: tls.send(parts[0])
 
     def _update_interest(self) -> None:
         if not self.closed and self.peer:
@@ -253,14 +332,24 @@ class Link:
         with self._lock:
             self.closed = True
             self._queue.clear()
-            self._queued = 0
             self._room.notify_all()
+        _open_links.discard(self)
+        self._staging = bytearray()
         if self._deadline is not None:
             self._deadline.cancel()
         self._reactor.unwatch(self._sock.fileno())
         with contextlib.suppress(OSError):
             self._sock.close()
         self._on_close(self, reason)
+
+    def _forget(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self.closed = True
+        self._queue.clear()
+        with contextlib.suppress(OSError):
+            self._sock.close()
 
     def _address(self, ask: Callable[[], Any]) -> str:
         if self._sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -269,6 +358,20 @@ class Link:
             return str(ask()[0])
         except OSError:
             return ""
+
+
+_open_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A forked child has copies of its parent's connections. It must neither speak on them nor
+    keep them open when the parent is gone."""
+    for link in list(_open_links):
+        link._forget()
+    _open_links.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def same_user(sock: socket.socket) -> str:
@@ -304,32 +407,38 @@ class Listener:
         self._reactor = reactor
         self._context = context
         self._make_link = make_link
+        self._closed = False
         self.port: int = self._sock.getsockname()[1]
 
     def start(self) -> None:
         """Begin to accept. In the reactor's thread."""
-        self._reactor.watch(self._sock.fileno(), READ, self._accept)
+        if not self._closed:
+            self._reactor.watch(self._sock.fileno(), READ, self._accept)
+
+    def hold(self) -> None:
+        """Accept nobody until ``start``; they queue in the kernel. In the reactor's thread."""
+        self._reactor.unwatch(self._sock.fileno())
 
     def close(self) -> None:
         """Stop accepting. In the reactor's thread, or when it does not run."""
+        self._closed = True
         self._reactor.unwatch(self._sock.fileno())
         self._sock.close()
 
     def _accept(self, _events: int) -> None:
         try:
             raw, peer = self._sock.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:  # out of descriptors: say so, the next turn tries again
-            print(f"slurmmesh: cannot accept a connection: {error}", file=sys.stderr)
-            return
-        try:
-            sock = wrap(raw, self._context, server_side=True)
         except OSError as error:
+            if error.errno in _NO_ROOM:
+                say(f"slurmmesh: cannot accept a connection, trying again: {error}")
+                self._reactor.unwatch(self._sock.fileno())
+                self._reactor.call_later(_RETRY_S, self.start)
+            return  # else: whoever it was has hung up
+        try:
+            self._make_link(wrap(raw, self._context, server_side=True))
+        except Exception as error:
             raw.close()
-            print(f"slurmmesh: connection from {peer[0]} failed: {error}", file=sys.stderr)
-            return
-        self._make_link(sock)
+            say(f"slurmmesh: connection from {peer[0]} failed: {error}")
 
 
 def wrap(raw: socket.socket, context: ssl.SSLContext, server_side: bool) -> ssl.SSLSocket:

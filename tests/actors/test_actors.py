@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,7 +129,8 @@ def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
 
 @pytest.fixture
 def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
-    made = hosts.spawn_procs({"gpus": 2}, name="sample")
+    # This module imports torch: once per host, not once per proc.
+    made = hosts.spawn_procs({"gpus": 2}, name="sample", preload=["torch", "numpy"])
     yield made
     made.stop().get(20)
 
@@ -304,18 +306,25 @@ def test_a_proc_knows_its_rank_by_the_usual_names(hosts):
     procs.stop().get(20)
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def test_stop_ends_the_running_message_drops_the_queue_and_cleans_up(hosts, tmp_path):
     procs = hosts.spawn_procs(name="cleaner")
     actors = procs.spawn("cleaner", Cleaner, str(tmp_path / "clean"))
     started, until = tmp_path / "started", tmp_path / "until"
+    assert procs.spawn("idle", Cleaner, str(tmp_path / "idle")).initialized.get(20) is None
     one = actors.slice(hosts=1)
     running = one.busy.call_one(str(started), str(until))
     queued = one.busy.call_one(str(started), str(tmp_path / "never"))
-    deadline = time.monotonic() + 20
-    while not started.exists():
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    wait_for(started)
     stopped = procs.stop(grace_s=60)
+    # The idle actor of the same proc ends at once: then the busy one has been told to stop, too.
+    wait_for(tmp_path / "idle.1")
     until.touch()
     assert running.get(20) == "done"
     stopped.get(20)
