@@ -1,0 +1,312 @@
+"""What happens to the ranks of meshes: started, up, gone, started again, given up.
+
+All of it runs in the controller's loop, but for ``start``, ``create``, ``signal`` and ``post``,
+which the program's threads use as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.future import Future
+from slurmmesh.actors.mesh import ProcEvent
+from slurmmesh.errors import (
+    ActorError,
+    ExitCause,
+    HostLost,
+    LinkClosed,
+    ProcDied,
+    RestartBudgetSpent,
+)
+from slurmmesh.hosts.meshes import MeshRecord, RankRecord
+from slurmmesh.hosts.messages import ProcGone, ProcStarted, SignalProcs, SpawnProcs
+from slurmmesh.hosts.roster import HostRecord, Roster
+from slurmmesh.supervision import (
+    Action,
+    CannotStart,
+    Escalate,
+    HostDown,
+    KillRanks,
+    ProcExited,
+    ProcUp,
+    RestartRanks,
+)
+from slurmmesh.wire.frames import Frame
+from slurmmesh.wire.links import Link
+from slurmmesh.wire.reactor import Reactor
+
+
+class Lifecycle:
+    """Carries out what supervision decides, and tells everyone concerned.
+
+    Args:
+        lock: guards all records; orders that must arrive in the order of a change to the
+            records are posted while it is held.
+        emit: writes an event of the job.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        lock: threading.RLock,
+        roster: Roster,
+        book: CallBook,
+        emit: Callable[..., Any],
+    ) -> None:
+        self.meshes: dict[int, MeshRecord] = {}
+        self.closing = False
+        self._reactor = reactor
+        self._lock = lock
+        self._roster = roster
+        self._hosts = roster.hosts
+        self._book = book
+        self._emit = emit
+
+    # -- orders to hosts ------------------------------------------------------------------------
+
+    def start(self, mesh: MeshRecord, ranks: tuple[int, ...], incarnation: int) -> None:
+        """Order ranks to be started. With the lock held."""
+        for index, here in mesh.by_host(ranks).items():
+            host = self._hosts[index]
+            host.meshes.add(mesh.id)
+            order = SpawnProcs(
+                mesh.id,
+                mesh.name,
+                mesh.region,
+                tuple(here),
+                mesh.per_host,
+                incarnation,
+                mesh.env,
+                mesh.preload,
+            )
+            if host.lost is not None or not self._roster.tell(host, order):
+                self._reactor.call_soon(self._cannot_start, mesh, host, tuple(here), incarnation)
+
+    def create(
+        self, mesh: MeshRecord, frame: Frame, what: str, ranks: Sequence[int]
+    ) -> Future[Any]:
+        """Have an actor built on ranks. With the lock held."""
+        call, future = self._book.open(mesh.id, ranks, lambda _values: None, what)
+        self.post(mesh, replace(frame, call=call, ranks=tuple(ranks)))
+        return future
+
+    def signal(
+        self, mesh: MeshRecord, ranks: tuple[int, ...], signum: int, ordered: bool = False
+    ) -> None:
+        """Send a signal; ``ordered``: the end it brings is wanted."""
+        with self._lock:
+            for index, here in mesh.by_host(ranks).items():
+                order = SignalProcs(mesh.id, tuple(here), signum, ordered)
+                self._roster.tell(self._hosts[index], order)
+
+    def post(self, mesh: MeshRecord, frame: Frame) -> list[tuple[Link, int]]:
+        """Send a frame to the hosts of its ranks, without waiting; what to wait for, if one likes.
+
+        A call to a host that is gone fails.
+        """
+        posted = []
+        for index, here in mesh.by_host(tuple(frame.ranks)).items():
+            host = self._hosts[index]
+            try:
+                link = self._roster.link_to(host)
+                posted.append((link, link.post(replace(frame, ranks=here))))
+            except LinkClosed:
+                lost = host.lost or HostLost(host.name, "its link is closed")
+                self._book.fail(frame.call, lost)
+        return posted
+
+    # -- news from hosts --------------------------------------------------------------------------
+
+    def proc_started(self, host: HostRecord, started: ProcStarted) -> None:
+        """A proc has registered."""
+        with self._lock:
+            mesh = self.meshes[started.mesh]
+            if started.incarnation != mesh.supervisor.incarnation_of(started.rank):
+                return
+            record = mesh.ranks[started.rank]
+            record.pid = started.pid
+            record.incarnation = started.incarnation
+            up = ProcUp(started.rank, host.name, started.pid, started.incarnation)
+            mesh.supervisor.handle(up, self._reactor.clock())
+        self._emit(
+            "proc_up",
+            t=started.at,
+            mesh=mesh.name,
+            rank=started.rank,
+            host=host.name,
+            pid=started.pid,
+            incarnation=started.incarnation,
+        )
+        self._publish(mesh, started.rank, "up", started.at)
+
+    def proc_gone(self, gone: ProcGone) -> None:
+        """A proc has ended."""
+        with self._lock:
+            mesh = self.meshes[gone.mesh]
+            record = mesh.ranks[gone.rank]
+            if record.gone or gone.incarnation != mesh.supervisor.incarnation_of(gone.rank):
+                return
+            event = ProcExited(gone.cause, gone.at, gone.incarnation, gone.expected)
+            actions = mesh.supervisor.handle(event, self._reactor.clock())
+        self._bury(mesh, gone.cause, gone.expected, gone.at)
+        self._act(mesh, actions)
+
+    def host_lost(self, host: HostRecord, reason: str) -> None:
+        """A host is gone, and with it the ranks that ran there."""
+        with self._lock:
+            meshes = [self.meshes[mesh] for mesh in host.meshes]
+        for mesh in meshes:
+            self._lose_ranks(mesh, host, reason)
+
+    def _lose_ranks(self, mesh: MeshRecord, host: HostRecord, reason: str) -> None:
+        at = time.time()
+        with self._lock:
+            here = [rank for rank, record in enumerate(mesh.ranks) if record.host == host.index]
+            running = [rank for rank in here if not mesh.ranks[rank].gone]
+            down = HostDown(host.name, tuple(running), at, reason)
+            actions = mesh.supervisor.handle(down, self._reactor.clock())
+        for rank in running:
+            detail = f"its host is lost: {reason}"
+            cause = ExitCause(mesh.name, rank, host.name, mesh.ranks[rank].pid, detail=detail)
+            self._bury(mesh, cause, self.closing, at)
+        # Calls to ranks that were gone before: the host can no longer answer for them.
+        self._book.fail_ranks(mesh.id, here, mesh.over or HostLost(host.name, reason))
+        self._act(mesh, actions)
+
+    def _cannot_start(
+        self, mesh: MeshRecord, host: HostRecord, ranks: tuple[int, ...], incarnation: int
+    ) -> None:
+        """The order to start ranks could not be given: their host is gone."""
+        detail = f"host {host.name} is lost: {host.lost.detail if host.lost else 'link closed'}"
+        with self._lock:
+            waiting = tuple(
+                rank
+                for rank in ranks
+                if not mesh.ranks[rank].gone and mesh.ranks[rank].incarnation == incarnation
+            )
+            event = CannotStart(waiting, detail)
+            actions = mesh.supervisor.handle(event, self._reactor.clock()) if waiting else []
+        for rank in waiting:
+            cause = ExitCause(mesh.name, rank, host.name, 0, detail=detail)
+            self._bury(mesh, cause, self.closing, time.time())
+        self._act(mesh, actions)
+
+    def _bury(self, mesh: MeshRecord, cause: ExitCause, expected: bool, at: float) -> None:
+        """Tell everyone that a rank is gone: who waits for it, the log, subscribers, stops."""
+        rank = cause.rank
+        with self._lock:
+            mesh.ranks[rank].gone = True
+            ended = [stop for stop in mesh.stops if stop[0] == {rank}]
+            mesh.stops = [(waiting - {rank}, done) for waiting, done in mesh.stops]
+            mesh.stops = [stop for stop in mesh.stops if stop[0]]
+        self._book.fail_ranks(mesh.id, (rank,), mesh.over or ProcDied(cause))
+        self._emit(
+            "proc_exited",
+            t=at,
+            mesh=mesh.name,
+            rank=rank,
+            host=cause.host,
+            pid=cause.pid,
+            signal=cause.signal_name,
+            exit_code=cause.exit_code,
+            detail=cause.detail,
+            stderr=list(cause.stderr_tail),
+            expected=expected,
+        )
+        self._publish(mesh, rank, "exited", at, cause, expected)
+        for _, done in ended:
+            done.set_result(None)
+        mesh.forget_if_over()
+
+    # -- what supervision decided ------------------------------------------------------------------
+
+    def _act(self, mesh: MeshRecord, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, KillRanks):
+                self.signal(mesh, action.ranks, signal.SIGKILL, ordered=True)
+            elif isinstance(action, RestartRanks):
+                self._restart(mesh, action)
+            elif isinstance(action, Escalate):
+                self._give_up(mesh, action)
+
+    def _give_up(self, mesh: MeshRecord, action: Escalate) -> None:
+        with self._lock:
+            mesh.over = mesh.over or RestartBudgetSpent(action.reason)
+        self._book.fail_mesh(mesh.id, mesh.over)
+        last = action.causes[-1] if action.causes else None
+        self._publish(mesh, last.rank if last else 0, "given_up", time.time(), last)
+
+    def _restart(self, mesh: MeshRecord, action: RestartRanks) -> None:
+        """Start ranks again and build their actors again, under the same references."""
+        again = set(action.ranks)
+        with self._lock:
+            if mesh.over is not None:
+                return  # stopped since this was decided
+            for rank in action.ranks:
+                mesh.ranks[rank] = RankRecord(mesh.ranks[rank].host, 0, action.incarnation)
+            self.start(mesh, action.ranks, action.incarnation)
+            built = [
+                (rank, self.create(mesh, frame, what, [rank]))
+                for frame, what in mesh.created
+                for rank in frame.ranks
+                if rank in again
+            ]
+        missing = len(built)
+        failed: set[int] = set()
+        spec = mesh.supervisor.spec
+        action_is_for_one = spec is not None and spec.strategy == "one_for_one"
+
+        def one_built(rank: int, future: Future[Any]) -> None:
+            nonlocal missing
+            missing -= 1
+            error = future.exception(0)
+            if error is not None and rank not in failed:
+                failed.add(rank)
+                if isinstance(error, ActorError):
+                    # A constructor raised. Half a rank is of no use: it counts as one more death.
+                    self.signal(mesh, (rank,), signal.SIGKILL)
+            if missing == 0 and (not failed or action_is_for_one):
+                self._restarted(mesh, [rank for rank in action.ranks if rank not in failed])
+
+        if not built:
+            self._restarted(mesh, action.ranks)
+        for rank, future in built:
+            future.add_done_callback(functools.partial(one_built, rank))
+
+    def _restarted(self, mesh: MeshRecord, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            incarnation = mesh.ranks[rank].incarnation
+            self._emit("proc_restarted", mesh=mesh.name, rank=rank, incarnation=incarnation)
+            self._publish(mesh, rank, "restarted", time.time())
+
+    def _publish(
+        self,
+        mesh: MeshRecord,
+        rank: int,
+        kind: str,
+        at: float,
+        cause: ExitCause | None = None,
+        expected: bool = False,
+    ) -> None:
+        record = mesh.ranks[rank]
+        event = ProcEvent(
+            kind=kind,
+            mesh=mesh.name,
+            rank=rank,
+            host=self._hosts[record.host].name,
+            pid=cause.pid if cause else record.pid,
+            incarnation=record.incarnation,
+            at=at,
+            seen_at=time.time(),
+            cause=cause,
+            expected=expected,
+        )
+        for callback in list(mesh.subscribers):
+            self._reactor.guard(callback, event)
