@@ -178,6 +178,8 @@ class DilocoSession(Session):
         else:
             mine = newcomers.index(self._view.rank) if self._to_be_let_in else None
             self._hand_out_batches(mine, len(newcomers))
+            if self._to_be_let_in:  # a share in the next sync needs a step at least
+                self._inner = min(self._inner, self.window - 1)
         self._to_be_let_in = False
         return False
 
@@ -198,7 +200,9 @@ class DilocoSession(Session):
         newcomers = [place for place, count in enumerate(is_newcomer) if count]
         if missed:
             time.sleep(MISSING_PAUSE_S)
-        return ready > 0 and under_way == 0 and missed == 0, newcomers
+        # Who came back for the last sync of all is let in first, to have a share in it.
+        waits = missed > 0 or (is_last and bool(newcomers))
+        return ready > 0 and under_way == 0 and not waits, newcomers
 
     def _average_change(self) -> torch.Tensor:
         """The change of the next fragment, averaged with each replica's steps as its weight."""

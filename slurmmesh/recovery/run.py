@@ -78,7 +78,8 @@ def train(
         preload: modules that each host imports once, so that restarts need not.
         env: added to the environment of the replicas.
         settings: timeouts; the defaults if None.
-        restarts: how often each replica is started again; 10 times within 60 s if None.
+        restarts: how often each replica is started again; if None, 10 times within 60 s, or
+            1000 times where faults are injected.
         lighthouse_restarts: the same for the Lighthouse; 20 times within 60 s if None.
         faults: faults to inject, such as ``slurmmesh.faults.Faults.parse("kill@3s")``.
         steps, mode, sync_every, seed: what is trained, for the event log: the function decides.
@@ -111,8 +112,8 @@ def train(
         preload=tuple(preload),
         env=dict(env or {}),
         settings=settings or RecoverySettings(),
-        restarts=restarts or Supervision("one_for_all", max_restarts=10, within_s=60.0),
-        lighthouse_restarts=lighthouse_restarts or Supervision(max_restarts=20, within_s=60.0),
+        restarts=restarts or Supervision("one_for_all", 10 if faults is None else 1000, 60.0),
+        lighthouse_restarts=lighthouse_restarts or Supervision("one_for_one", 20, 60.0),
         faults=faults,
     )
     telemetry.emit(

@@ -41,6 +41,7 @@ def train(
     *,
     sync_every: int = 1,
     die_at: dict[int, int] | None = None,
+    die_inner: int = 0,
     width: int = 16,
     pause_s: float = 0.0,
     tweak: Any = None,
@@ -48,7 +49,8 @@ def train(
     """Train a small model.
 
     Args:
-        die_at: replica → committed step before which its first start dies, between two steps.
+        die_at: replica → committed step before which its first start dies, between two steps;
+            with DiLoCo after ``die_inner`` inner steps.
         tweak: called with (replica, session) before the loop.
     """
     # Every replica and every start begins with other weights: only healing makes them equal.
@@ -62,11 +64,12 @@ def train(
     if tweak is not None:
         tweak(replica, session)
     begun_at = None
+    death = ((die_at or {}).get(replica.rank), die_inner)
     trained: dict[int, int] = {}
     for step in session.steps(steps):
         if begun_at is None:
             begun_at = step.number
-        if not replica.is_restart and (die_at or {}).get(replica.rank) == step.number:
+        if not replica.is_restart and (step.number, step.inner) == death:
             die()
         if pause_s:
             time.sleep(pause_s)

@@ -152,6 +152,14 @@ def test_diloco_lets_a_restarted_replica_in_between_two_syncs(run, events):
     assert_healed(events, 1)
 
 
+def test_diloco_gives_one_killed_in_the_last_window_a_share_in_the_last_sync(run, events):
+    result = run(train(sync_every=4, die_at={1: 3}, die_inner=3), 4)
+    assert_equal_weights(result)
+    assert_healed(events, 1)
+    last = [e for e in events("step") if e["replica"] == 1][-1]
+    assert (last["step"], last["participating"], last["committed"]) == (4, True, True)
+
+
 def test_a_death_while_healing(run, events):
     tweak = programs.die_while_healing(1, times=2)
     result = run(train(die_at={1: 4}, tweak=tweak, pause_s=0.02), 30)

@@ -284,6 +284,29 @@ def test_a_failed_ddp_step_is_tried_again_with_the_same_batch():
     assert len(replica.losses) == 3
 
 
+def test_other_history_at_the_same_step_is_healed_not_trained_on():
+    """Two replicas at one step number that committed different steps must not be averaged."""
+    replica = FakeReplica()
+    session = ddp(replica, make_model())
+    steps = session.steps(9)
+    step = next(steps)
+    session.step(loss_of(session.model, step.batch))
+    others = session._history + 1
+
+    def allreduce(tensor, reduce_op=None, **_options) -> FakeWork:
+        if tensor.dtype == torch.float64:  # the meeting's comparison
+            tensor.copy_(torch.tensor([max(session._history, others), -session._history]))
+        return FakeWork()
+
+    replica.manager.allreduce = allreduce
+    replica.manager._quorum_id += 1
+    replica.manager.load_state_dict = lambda state: setattr(replica.manager, "step", state["step"])
+    assert not session._join()
+    assert replica.manager.step == 0  # behind all others, so the next quorum heals it
+    session._history = others
+    assert session._join()
+
+
 @pytest.mark.parametrize("make_session", [ddp, lambda r, m: diloco(r, m, 2)])
 class TestMisuse:
     def test_no_step_in_the_loop(self, make_session):
