@@ -20,7 +20,9 @@ class Control:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._on_death: Callable[[int, int], object] | None = None
+        self._on_gone: Callable[[int], object] | None = None
         self._deaths: list[tuple[int, int]] = []
+        self._gone: list[int] = []
         self._over = threading.Event()
         self._regroup = threading.Event()
 
@@ -32,13 +34,25 @@ class Control:
         if act is not None:
             act(replica, incarnation)
 
-    def on_death(self, act: Callable[[int, int], object]) -> None:
-        """Have ``act(replica, incarnation)`` called for each death, also those told before."""
+    def peer_gone(self, replica: int) -> None:
+        """A replica that died will not come back: its host is lost."""
         with self._lock:
-            self._on_death = act
-            earlier = list(self._deaths)
-        for replica, incarnation in earlier:
-            act(replica, incarnation)
+            self._gone.append(replica)
+            act = self._on_gone
+        if act is not None:
+            act(replica)
+
+    def listen(
+        self, on_death: Callable[[int, int], object], on_gone: Callable[[int], object]
+    ) -> None:
+        """Have these called for each such news, also for those told before."""
+        with self._lock:
+            self._on_death, self._on_gone = on_death, on_gone
+            deaths, gone = list(self._deaths), list(self._gone)
+        for replica, incarnation in deaths:
+            on_death(replica, incarnation)
+        for replica in gone:
+            on_gone(replica)
 
     def end_run(self) -> None:
         """The run is over: a replica that has not been healed yet gives up."""

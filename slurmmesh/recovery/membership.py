@@ -42,6 +42,7 @@ class Membership:
         self._lock = threading.Lock()
         self._members: tuple[tuple[int, int], ...] = ()
         self._dead_below: dict[int, int] = {}
+        self._gone: set[int] = set()
 
     def set_members(self, names: Sequence[str]) -> None:
         """Take the members of a new quorum, in TorchFT's order."""
@@ -61,13 +62,19 @@ class Membership:
             self._dead_below[replica] = max(known, incarnation + 1)
             return (replica, incarnation) in self._members
 
+    def gone(self, replica: int) -> None:
+        """This replica will not come back."""
+        with self._lock:
+            self._gone.add(replica)
+
     def missing(self) -> tuple[int, ...]:
-        """Replicas that died and are not members again."""
+        """Replicas that died, are not members again, and may come back."""
         with self._lock:
             return tuple(
                 replica
                 for replica, alive_from in self._dead_below.items()
-                if not any(r == replica and i >= alive_from for r, i in self._members)
+                if replica not in self._gone
+                and not any(r == replica and i >= alive_from for r, i in self._members)
             )
 
     def dead_members(self) -> tuple[int, ...]:

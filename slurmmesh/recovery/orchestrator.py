@@ -282,6 +282,8 @@ class Orchestrator:
         replica = self._replicas[index]
         if event.kind == "exited" and not event.expected:
             self._on_death(replica, event)
+        elif event.kind == "given_up" and _is_lost(event):
+            self._on_host_lost(replica)
         elif event.kind == "given_up":
             self._give_up(f"replica {index}", event, self._plan.restarts)
         elif event.kind == "restarted":
@@ -319,6 +321,17 @@ class Orchestrator:
         replica.has_state = self._progress == 0
         replica.state = "restarting"
         self._open_store(replica)
+
+    def _on_host_lost(self, replica: _Replica) -> None:
+        """The replica cannot be started again, but the others train on."""
+        if replica.state == "finished":
+            return
+        self._leave_out(replica)
+        for other in self._replicas:
+            if other.state == "training":
+                self._tell(other.control.peer_gone, replica.index)
+        if not any(not other.settled or other.state == "finished" for other in self._replicas):
+            self._failure = StateLost("the hosts of all replicas are lost")
 
     def _give_up(self, who: str, event: ProcEvent, rules: Supervision) -> None:
         last = f" Last: {event.cause.describe()}" if event.cause else ""
@@ -391,7 +404,7 @@ class Orchestrator:
                 self._tell(other.control.end_run)
 
     def _leave_out(self, replica: _Replica) -> None:
-        """The run ends without this replica: it was down when the others finished."""
+        """The run ends without this replica."""
         replica.state = "left_out"
         self._tracer.give_up(replica.index)
 
@@ -447,3 +460,9 @@ class Orchestrator:
         for future in stopping:
             with contextlib.suppress(SupervisionError, CallTimeout):
                 future.get(grace_s + 5.0)
+
+
+def _is_lost(event: ProcEvent) -> bool:
+    """Whether a process ended neither by itself nor by a signal: its host is gone."""
+    cause = event.cause
+    return cause is not None and cause.signal is None and cause.exit_code is None

@@ -220,7 +220,7 @@ class Replica:
         )
         self.quorums = QuorumClient(self._manager._client, self.membership)
         self._manager._client = self.quorums  # type: ignore[assignment]
-        self.control.on_death(self._peer_died)
+        self.control.listen(self._peer_died, self.membership.gone)
 
     @property
     def manager(self) -> Manager:

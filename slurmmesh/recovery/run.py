@@ -24,14 +24,14 @@ class RunResult:
     """How a run ended that did not fail.
 
     Attributes:
-        values: what the function returned, by replica (of its first process); None for a
-            replica that was down when the others finished.
+        values: what the function returned, by replica (of its first process); None for one
+            that is in ``left_out``.
         steps: committed steps.
         final_loss: mean loss over the last 10 committed steps, over all replicas; None if no
             step was committed.
         deaths: replicas that died, each time counted.
         recovered: how many of them came back and committed a step.
-        left_out: replicas that were down at the end.
+        left_out: replicas that were down at the end, or whose host was lost.
     """
 
     values: tuple[Any, ...]

@@ -148,6 +148,11 @@ class ControlActor(Actor):
         _process.control.peer_died(replica, incarnation)
 
     @endpoint
+    def peer_gone(self, replica: int) -> None:
+        """See ``Control.peer_gone``."""
+        _process.control.peer_gone(replica)
+
+    @endpoint
     def call_together(self) -> None:
         """See ``Control.call_together``."""
         _process.control.call_together()

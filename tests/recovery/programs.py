@@ -171,8 +171,8 @@ def die_at_rendezvous(victim: int) -> Any:
     return tweak
 
 
-def kill_lighthouse(at_step: int, log: str) -> Any:
-    """A tweak: replica 0 kills the Lighthouse when that many steps are committed."""
+def kill_at(at_step: int, log: str, kind: str, **which: Any) -> Any:
+    """A tweak: replica 0 kills the process that an event tells of, when that step is committed."""
 
     def tweak(replica: Any, session: Any) -> None:
         if replica.rank != 0:
@@ -183,8 +183,9 @@ def kill_lighthouse(at_step: int, log: str) -> Any:
             if session.step_number == at_step:
                 session._join = original
                 with open(log) as lines:
-                    made = [json.loads(line) for line in lines if '"lighthouse_up"' in line]
-                os.kill(made[-1]["pid"], signal.SIGKILL)
+                    events = [json.loads(line) for line in lines if kind in line]
+                pids = [e["pid"] for e in events if which.items() <= e.items()]
+                os.kill(pids[-1], signal.SIGKILL)
             return original()
 
         session._join = join

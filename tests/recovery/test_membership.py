@@ -67,6 +67,15 @@ def test_missing_are_those_who_died_and_are_not_back():
     assert membership.missing() == ()
 
 
+def test_who_is_gone_for_good_is_not_missing():
+    membership = Membership()
+    membership.set_members([member_name(0, 0)])
+    membership.died(1, 0)
+    membership.gone(1)
+    assert membership.missing() == ()
+    assert membership.dead_members() == ()
+
+
 def test_the_id_of_a_quorum_depends_on_its_members():
     assert unique_quorum_id(1, ("a", "b")) == unique_quorum_id(1, ("a", "b"))
     different = {

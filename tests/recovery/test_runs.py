@@ -213,7 +213,7 @@ def test_one_that_comes_back_too_late_is_left_out(run, events):
 
 
 def test_the_lighthouse_is_killed_and_comes_back(run, events, folder):
-    tweak = programs.kill_lighthouse(at_step=10, log=str(folder / "events.jsonl"))
+    tweak = programs.kill_at(10, str(folder / "events.jsonl"), "lighthouse_up")
     result = run(train(tweak=tweak), 30)
     assert_equal_weights(result)
     assert result.deaths == 0
@@ -231,6 +231,24 @@ def test_replicas_of_several_processes(run, events):
     assert all(value["mean"] == pytest.approx(value["fingerprint"]) for value in result.values)
     assert result.deaths == 1
     assert_healed(events, 0)
+
+
+def test_when_a_host_is_lost_the_others_train_on(tmp_path):
+    hosts = sm.local_hosts(2, tmp_path)
+    try:
+        tweak = programs.kill_at(5, str(tmp_path / "events.jsonl"), "host_up", host=1)
+        result = sm.recovery.train(
+            train(tweak=tweak),
+            15,
+            hosts=hosts,
+            replicas=4,
+            settings=PATIENT,
+        )
+    finally:
+        hosts.stop()
+    assert result.left_out == (2, 3)
+    assert result.steps == 15
+    assert result.values[0]["fingerprint"] == result.values[1]["fingerprint"]
 
 
 # ---------------------------------------------------------------------------- what ends a run
