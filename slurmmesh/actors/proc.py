@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +29,7 @@ from slurmmesh.telemetry import Event
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link, same_user
-from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.reactor import Reactor, print_error, say
 
 _LAST_WORDS_S = 5.0
 """How long a proc that stops waits for the host to take its last answers, in seconds."""
@@ -50,7 +49,7 @@ def run_proc(sock: socket.socket, on_welcome: Callable[[ProcWelcome], Any]) -> N
     except SystemExit as error:
         code = _exit_code(error)
     except BaseException:
-        traceback.print_exc()
+        print_error()
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     _exit(code)
@@ -182,7 +181,7 @@ class _Proc:
         except SystemExit as error:
             code = _exit_code(error)
         except BaseException:
-            traceback.print_exc()
+            print_error()
         self._link.wait_sent(timeout=_LAST_WORDS_S)
         _exit(code)
 
@@ -190,5 +189,5 @@ class _Proc:
 def _exit_code(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    print(error.code, file=sys.stderr)
+    say(str(error.code))
     return 1

@@ -92,7 +92,9 @@ class ActorRunner:
             raise
         except BaseException as error:
             failure = self._failure(error)
-            self._broken = f"the constructor of {self._name!r} raised:\n{failure.formatted}"
+            self._broken = (
+                f"the constructor of {self._name!r} raised:\n{failure.formatted.rstrip()}"
+            )
             say(self._broken)
             self._answer(self._create, Kind.ERROR, failure)
         else:
@@ -113,7 +115,7 @@ class ActorRunner:
             if frame.kind is Kind.CAST:
                 # Nobody waits for it: the actor is in a state that nobody knows.
                 failure = self._failure(error)
-                self._broken = f"a broadcast endpoint raised:\n{failure.formatted}"
+                self._broken = f"a broadcast endpoint raised:\n{failure.formatted.rstrip()}"
                 say(f"{self._name!r}: {self._broken}")
                 self._end_instance(error)
             else:

@@ -41,7 +41,8 @@ from slurmmesh.hosts.procs import HostedProc, not_started
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import Credentials, client_context, peer_name
-from slurmmesh.wire.links import Link, wrap
+from slurmmesh.wire.links import Link
+from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import READ, Reactor, say
 
 EXIT_LOST_CONTROLLER = 75
@@ -49,6 +50,7 @@ EXIT_LOST_CONTROLLER = 75
 
 _CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_S = 2.0
+_TERM_GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class HostAgent:
         self._gone: dict[tuple[int, int], ProcGone] = {}
         self._heard = self._reactor.clock()
         self._leaving = False
+        self._farewell = ""
         self._code = 0
 
     def run(self) -> int:
@@ -129,7 +132,7 @@ class HostAgent:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self._reactor.call_soon(self._leave, 2.0))
+        signal.signal(signal.SIGTERM, lambda *_: self._reactor.call_soon(self._terminated))
         self._reactor.watch(read, READ, lambda _events: self._signalled(read))
         self._reactor.call_soon(self._link.start)
         try:
@@ -179,7 +182,7 @@ class HostAgent:
             self._log = LogFile(welcome.log)
         except OSError as error:
             self._code = 1
-            self._tell(HostFailed(f"its log cannot be written: {error}"), Kind.HELLO)
+            self._farewell = f"its log cannot be written: {error}"
             self._leave(0.0)
             return
         self._forks = ForkClient(self._reactor, self._log.fd)
@@ -314,6 +317,10 @@ class HostAgent:
     def _shutdown(self, message: Shutdown) -> None:
         self._leave(message.grace_s)
 
+    def _terminated(self) -> None:
+        self._farewell = self._farewell or "it was ended by SIGTERM"
+        self._leave(_TERM_GRACE_S)
+
     def _leave(self, grace_s: float) -> None:
         self._leaving = True
         for proc in list(self._procs.values()):
@@ -323,6 +330,8 @@ class HostAgent:
 
     def _say_goodbye(self) -> None:
         """The controller hangs up when it has read all that we said."""
+        if self._farewell:
+            self._tell(HostFailed(self._farewell), Kind.HELLO)
         self._link.finish()
         self._reactor.call_later(_GOODBYE_S, self._reactor.stop)
 

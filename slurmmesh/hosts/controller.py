@@ -53,7 +53,8 @@ class Controller:
         self.closed = False
         self._events: telemetry.EventLog | None = None
         if job_folder is not None:
-            (job_folder / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+            job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (job_folder / "logs").mkdir(mode=0o700, exist_ok=True)
             self._events = telemetry.EventLog(job_folder / "events.jsonl")
             self._outer_sink = telemetry.set_sink(self._events.write)
         self._reactor = Reactor()

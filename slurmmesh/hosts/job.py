@@ -121,7 +121,7 @@ def start_job(environ: Mapping[str, str]) -> Job:
             "not inside a slurmmesh job: start the program with `python -m slurmmesh.submit`, "
             "or use slurmmesh.local_hosts()"
         )
-    path = Path(folder)
+    path = Path(folder).absolute()
     try:
         job_id, cluster = environ["SLURMMESH_JOB_ID"], environ["SLURMMESH_CLUSTER"]
         nodes = int(environ["SLURMMESH_NODES"])
@@ -183,7 +183,8 @@ def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
     """
     if nodes < 1:
         raise UsageError(f"at least one host is needed, not {nodes}")
-    job = Job(f"local-{os.getpid()}", "local", Path(folder) if folder else None, nodes)
+    where = Path(folder).absolute() if folder else None
+    job = Job(f"local-{os.getpid()}", "local", where, nodes)
     try:
         return job.hosts
     except BaseException:

@@ -221,9 +221,9 @@ class Lifecycle:
             expected=expected,
         )
         self._publish(mesh, rank, "exited", at, cause, expected)
+        mesh.forget_if_over()
         for _, done in ended:
             done.set_result(None)
-        mesh.forget_if_over()
 
     # -- what supervision decided ------------------------------------------------------------------
 

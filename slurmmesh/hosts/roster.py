@@ -18,7 +18,8 @@ from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelco
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import JobAuthority, peer_name, server_context
-from slurmmesh.wire.links import Link, Listener
+from slurmmesh.wire.links import Link
+from slurmmesh.wire.listener import Listener
 from slurmmesh.wire.reactor import Reactor, say
 
 HEARTBEAT_S = 1.0
@@ -247,7 +248,10 @@ class Roster:
         if frame.kind is Kind.PING:
             link.send(Frame(Kind.PONG))
         elif frame.kind is Kind.HELLO:
-            self._take_hello(host, loads(frame.body))
+            try:
+                self._take_hello(host, loads(frame.body))
+            except Exception as error:  # no answer would leave it, and us, waiting
+                self._lose(host, f"it cannot be greeted: {type(error).__name__}: {error}")
         else:
             self._on_host_frame(host, frame)
 

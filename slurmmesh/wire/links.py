@@ -1,4 +1,4 @@
-"""Links: frames over a connected socket, and the listener that makes them.
+"""Links: frames over a connected socket.
 
 A link is plain over a unix socket whose peer has our uid, or TLS over TCP. Until the peer
 has proved who it is, no byte of it is decoded.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import itertools
 import os
 import socket
@@ -21,7 +20,7 @@ from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
 from slurmmesh.wire.frames import Frame, FrameDecoder
-from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer, say
+from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
 
 HANDSHAKE_TIMEOUT_S = 20.0
 HIGH_WATER = 64 << 20
@@ -30,8 +29,6 @@ HIGH_WATER = 64 << 20
 _CHUNK = 1 << 18
 _READS_A_TURN = 64
 _MAX_PARTS = 64
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_RETRY_S = 1.0
 
 
 class Link:
@@ -74,7 +71,7 @@ class Link:
         self._queue: collections.deque[tuple[int, memoryview]] = collections.deque()
         # Bytes sent: those up to some write, and those of each write since then.
         self._progress: tuple[int, list[int]] = (0, [])
-        self._flushing = False
+        self._posting = 0
         self._finishing = False
         self._events = 0
         self._deadline: Timer | None = None
@@ -119,20 +116,36 @@ class Link:
 
         Returns the position in the stream at which the frame ends. Raises as ``send`` does.
         """
+        if self._posting == threading.get_ident():
+            # We are in a signal handler that interrupted a post: what that is at must not change.
+            self._reactor.call_soon(self._post_late, frame)
+            return 0
         parts = [memoryview(part).cast("B") for part in frame.parts()]
         with self._lock:
-            if self.closed:
-                raise LinkClosed(f"the link to {self.peer or 'a peer'} is closed")
-            idle = not self._queue
-            ends = itertools.accumulate(map(len, parts), initial=self._end)
-            entries = list(zip(itertools.islice(ends, 1, None), parts, strict=True))
-            self._queue.extend(entries)
-            if idle and self._may_write_here:
-                with contextlib.suppress(OSError):  # a broken link is told by the reading side
-                    self._flush()
+            try:
+                self._posting = threading.get_ident()
+                position = self._enqueue(parts)
+            finally:
+                self._posting = 0
             if self._queue:
                 self._reactor.call_soon(self._update_interest)
+        return position
+
+    def _enqueue(self, parts: list[memoryview]) -> int:
+        if self.closed:
+            raise LinkClosed(f"the link to {self.peer or 'a peer'} is closed")
+        direct = not self._queue and self._may_write_here
+        ends = itertools.accumulate(map(len, parts), initial=self._end)
+        entries = list(zip(itertools.islice(ends, 1, None), parts, strict=True))
+        self._queue.extend(entries)
+        if direct:
+            with contextlib.suppress(OSError):  # a broken link is told by the reading side
+                self._flush()
         return entries[-1][0]
+
+    def _post_late(self, frame: Frame) -> None:
+        with contextlib.suppress(LinkClosed):
+            self.post(frame)
 
     def wait_for_room(self, frame: Frame, position: int) -> None:
         """Wait as ``send`` does, after ``post`` of this frame gave this position."""
@@ -286,17 +299,10 @@ class Link:
 
     def _flush(self) -> None:
         """Send as much of the queue as the socket takes. With the lock held."""
-        if self._flushing:
-            return  # we are in a signal handler; whom it interrupted goes on
-        self._flushing = True
-        try:
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             while self._drop_sent():
                 # Write and note in one step of the interpreter.
                 self._progress[1].extend(map(self._write, (self._next_parts(),)))
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass
-        finally:
-            self._flushing = False
 
     def _drop_sent(self) -> bool:
         """Take what is sent out of the queue; false if nothing is left."""
@@ -385,64 +391,3 @@ def same_user(sock: socket.socket) -> str:
     if uid != os.getuid():
         raise IdentityError(f"refused pid {pid}: it runs as uid {uid}")
     return f"pid-{pid}"
-
-
-class Listener:
-    """Accepts TLS connections on an ephemeral port and makes a link of each.
-
-    Args:
-        make_link: called with the accepted, wrapped socket; starts the link.
-    """
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        context: ssl.SSLContext,
-        make_link: Callable[[socket.socket], Any],
-        address: str = "",
-    ) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._sock = socket.create_server((address, 0), family=family, backlog=1024)
-        self._sock.setblocking(False)
-        self._reactor = reactor
-        self._context = context
-        self._make_link = make_link
-        self._closed = False
-        self.port: int = self._sock.getsockname()[1]
-
-    def start(self) -> None:
-        """Begin to accept. In the reactor's thread."""
-        if not self._closed:
-            self._reactor.watch(self._sock.fileno(), READ, self._accept)
-
-    def hold(self) -> None:
-        """Accept nobody until ``start``; they queue in the kernel. In the reactor's thread."""
-        self._reactor.unwatch(self._sock.fileno())
-
-    def close(self) -> None:
-        """Stop accepting. In the reactor's thread, or when it does not run."""
-        self._closed = True
-        self._reactor.unwatch(self._sock.fileno())
-        self._sock.close()
-
-    def _accept(self, _events: int) -> None:
-        try:
-            raw, peer = self._sock.accept()
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                say(f"slurmmesh: cannot accept a connection, trying again: {error}")
-                self._reactor.unwatch(self._sock.fileno())
-                self._reactor.call_later(_RETRY_S, self.start)
-            return  # else: whoever it was has hung up
-        try:
-            self._make_link(wrap(raw, self._context, server_side=True))
-        except Exception as error:
-            raw.close()
-            say(f"slurmmesh: connection from {peer[0]} failed: {error}")
-
-
-def wrap(raw: socket.socket, context: ssl.SSLContext, server_side: bool) -> ssl.SSLSocket:
-    """Put TLS on a connected socket; the handshake is left to the link."""
-    return context.wrap_socket(
-        raw, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=True
-    )

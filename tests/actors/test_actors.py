@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ class Odd(Exception):
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"odd {a} and {b}")
+
+
+class NotAnException(BaseException):
+    """What some frameworks unwind their tasks with."""
 
 
 class Sample(sm.Actor):
@@ -86,6 +91,31 @@ class Sample(sm.Actor):
     @sm.endpoint
     def leave(self, code):
         raise SystemExit(code)
+
+    @sm.endpoint
+    def raise_now(self, name):
+        raise {"stop": NotAnException, "generator": GeneratorExit}.get(name, KeyboardInterrupt)
+
+    @sm.endpoint
+    def fork(self, leave):
+        pid = os.fork()
+        if pid == 0 and leave:
+            raise SystemExit(3)
+        return os.waitpid(pid, 0)[1] if pid else None
+
+    @sm.endpoint
+    def many_arrays(self, count):
+        return [np.full(2, index) for index in range(count)]
+
+    @sm.endpoint
+    def own_array(self):
+        """An array of its own, which the next message changes."""
+        self.array = np.zeros(4 << 20, dtype=np.uint8)
+        return self.array
+
+    @sm.endpoint
+    def change_array(self):
+        self.array[:] = 1
 
     @sm.endpoint
     def environment(self, name):
@@ -346,3 +376,58 @@ def test_stop_kills_what_does_not_end_in_its_grace(hosts, tmp_path):
     procs.stop(grace_s=0.05).get(20)
     with pytest.raises(MeshStopped):
         running.get(20)
+
+
+@pytest.mark.parametrize("name", ["stop", "generator"])
+def test_what_is_no_exception_fails_its_call_alone_on_any_thread(procs, name):
+    for actors in (procs.spawn("first", Sample), procs.spawn("second", Sample)):
+        one = actors.slice(hosts=0, gpus=0)
+        assert isinstance(one.raise_now.call_one(name).exception(20), ActorError)
+        assert one.add.call_one(1).get(20) == 2
+
+
+def test_an_interrupt_ends_the_proc_on_any_thread(procs):
+    for place, name in enumerate(["first", "second"]):
+        actors = procs.spawn(name, Sample).slice(hosts=0, gpus=place)
+        error = actors.raise_now.call_one("interrupt").exception(20)
+        assert isinstance(error, ProcDied)
+        assert "KeyboardInterrupt" in str(error)
+
+
+def test_a_child_that_an_endpoint_forked_does_not_speak_for_the_actor(procs, tmp_path):
+    actors = procs.spawn("cleaner", Cleaner, str(tmp_path / "clean"))
+    forking = procs.spawn("forking", Sample)
+    assert set(forking.fork.call(leave=False).get(20).values()) == {0}
+    assert set(forking.fork.call(leave=True).get(20).values()) == {3 << 8}
+    assert not list(tmp_path.glob("clean*"))
+    assert actors.size() == 4
+
+
+def test_more_arrays_than_a_frame_has_places_for(actors):
+    back = actors.slice(hosts=0, gpus=0).many_arrays.call_one(70_000).get(60)
+    assert len(back) == 70_000
+    assert all(array[1] == index for index, array in enumerate(back))
+
+
+def test_what_was_sent_may_be_changed_afterwards(actors):
+    one = actors.slice(hosts=0, gpus=0)
+    mine = np.zeros(8 << 20, dtype=np.uint8)
+    sent = one.echo.call_one(mine)
+    mine[:] = 1
+    assert not sent.get(30)[0][0].any()
+    theirs = one.own_array.call_one()
+    one.change_array.call_one()
+    assert not theirs.get(30).any()
+
+
+def test_bad_arguments_are_refused_at_the_sender(procs, actors):
+    with pytest.raises(UsageError, match="cannot be sent"):
+        procs.spawn("sample", Sample, threading.Lock())
+    with pytest.raises(UsageError, match="no signal 999"):
+        procs.send_signal(999)
+    with pytest.raises(IndexError):
+        procs.send_signal(signal.SIGTERM, rank=-1)
+    for grace in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="grace_s"):
+            procs.stop(grace)
+    assert len(actors.add.call(1).get(20)) == 4

@@ -9,6 +9,7 @@ import pytest
 
 from slurmmesh.actors import Future
 from slurmmesh.errors import CallTimeout
+from slurmmesh.wire import Reactor
 
 
 def test_a_timeout_does_not_spoil_it():
@@ -72,3 +73,30 @@ def test_a_cancelled_waiter_leaves_the_future_usable():
     asyncio.run(cancel())
     future.set_result("late")
     assert future.get() == "late"
+
+
+def test_a_callback_that_raises_stops_neither_the_others_nor_the_settling(capsys):
+    future: Future[int] = Future()
+    seen: list[int] = []
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(lambda done: seen.append(done.get()))
+    future.set_result(3)
+    assert seen == [3]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_waiting_in_the_thread_that_brings_answers_is_an_error_not_a_hang():
+    reactor = Reactor()
+    errors: list[BaseException | None] = []
+    future: Future[int] = Future("the step")
+
+    def wait_in_callback() -> None:
+        try:
+            future.get()
+        except RuntimeError as error:
+            errors.append(error)
+        reactor.stop()
+
+    reactor.call_soon(wait_in_callback)
+    reactor.run()
+    assert "the step" in str(errors[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -229,6 +230,156 @@ def test_an_environment_that_is_too_large_fails_the_procs_and_nothing_else(hosts
         procs.spawn("large", Victim, str(tmp_path)).pid.call().get(20)
     fine = hosts.spawn_procs(name="fine").spawn("fine", Victim, str(tmp_path))
     assert len(fine.pid.call().get(20)) == 2
+
+
+class Moody(sm.Actor):
+    """Its constructor fails in the incarnations it is told."""
+
+    def __init__(self, bad: tuple[int, ...]) -> None:
+        if sm.context().incarnation in bad:
+            raise ValueError(f"not in incarnation {sm.context().incarnation}")
+
+    @sm.endpoint
+    def incarnation(self):
+        return sm.context().incarnation
+
+
+def test_a_constructor_that_fails_in_a_restart_is_one_more_failure(hosts, tmp_path):
+    rule = sm.Supervision("one_for_one", max_restarts=4, within_s=60)
+    procs = hosts.slice(hosts=0).spawn_procs(name="moody", supervise=rule)
+    actors = procs.spawn("moody", Moody, (1, 2, 4, 5, 6))
+    events: queue.Queue[ProcEvent] = queue.Queue()
+    procs.on_event(events.put)
+    assert actors.incarnation.call_one().get(20) == 0
+    procs.send_signal(signal.SIGKILL)
+    assert next_event(events, "restarted").incarnation == 3
+    assert actors.incarnation.call_one().get(20) == 3
+    procs.send_signal(signal.SIGKILL)
+    last = next_event(events, "given_up").cause
+    assert last.stderr_tail[-1] == "ValueError: not in incarnation 4"
+    with pytest.raises(RestartBudgetSpent):
+        actors.incarnation.call_one().get(20)
+
+
+def test_a_stop_wins_over_a_restart_at_any_moment(hosts, tmp_path):
+    agents = [event["pid"] for event in events_of(tmp_path, "host_up")]
+    events: queue.Queue[ProcEvent] = queue.Queue()
+    rule = sm.Supervision("one_for_all", max_restarts=9, within_s=60)
+    for until in (None, "exited", "up", "restarted"):
+        procs = hosts.spawn_procs({"gpus": 2}, name="racing", supervise=rule)
+        actors = procs.spawn("racing", Victim, str(tmp_path))
+        assert len(actors.pid.call().get(20)) == 4
+        procs.on_event(events.put)
+        procs.send_signal(signal.SIGKILL, rank=1)
+        if until:
+            next_event(events, until)
+        procs.stop(0.5).get(20)
+        assert not procs._runtime._life.meshes[procs._mesh].created
+
+    def only_the_fork_server_is_left() -> bool:
+        left = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in agents]
+        return all(len(pids) == 1 for pids in left)
+
+    wait_until(only_the_fork_server_is_left, "no proc is started after its mesh was stopped")
+
+
+def test_a_call_to_a_dead_rank_ends_when_its_host_is_lost_before_it_answers(hosts, tmp_path):
+    procs = hosts.slice(hosts=1).spawn_procs(name="gone")
+    actors = procs.spawn("gone", Victim, str(tmp_path))
+    with pytest.raises(ProcDied):
+        actors.last_words.call_one("now", signal.SIGKILL).get(20)
+    agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 1)
+    os.kill(agent, signal.SIGSTOP)
+    unanswered = actors.pid.call_one()
+    os.kill(agent, signal.SIGKILL)
+    with pytest.raises(HostLost, match="local1"):
+        unanswered.get(20)
+
+
+def test_an_agent_that_hangs_does_not_hold_up_the_end(hosts, tmp_path, monkeypatch):
+    monkeypatch.setattr("slurmmesh.hosts.roster.AGENT_GRACE_S", 0.1)
+    procs = hosts.spawn_procs(name="frozen")
+    pids = list(procs.spawn("frozen", Victim, str(tmp_path)).pid.call().get(20).values())
+    agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 0)
+    os.kill(agent, signal.SIGSTOP)
+    hosts._controller.close(grace_s=0.1)
+    wait_until(lambda: not any(map(exists, [agent, *pids])), "the agent and its procs end")
+
+
+def test_callbacks_that_raise_change_nothing(hosts, tmp_path, capfd):
+    procs = hosts.spawn_procs(name="watched")
+    events: queue.Queue[ProcEvent] = queue.Queue()
+    procs.on_event(lambda event: sys.exit(f"a callback leaves on {event.kind}"))
+    procs.on_event(events.put)
+    actors = procs.spawn("watched", Victim, str(tmp_path))
+    assert len(actors.pid.call().get(20)) == 2
+    procs.send_signal(signal.SIGTERM, rank=0)
+    assert next_event(events, "exited").cause.signal_name == "SIGTERM"
+    assert actors.slice(hosts=1).pid.call_one().get(20)
+    assert "a callback leaves on exited" in capfd.readouterr().err
+
+
+def test_a_forked_child_of_the_program_cannot_touch_the_job(hosts, tmp_path):
+    actors = hosts.spawn_procs(name="parents").spawn("parent", Victim, str(tmp_path))
+    pids = list(actors.pid.call().get(20).values())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            actors.pid.call()
+        except SupervisionError as error:
+            code = 0 if "fork of the controller" in str(error) else 2
+        hosts.stop()  # what an exit handler does
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(actors.pid.call().get(20).values()) == pids
+
+
+def test_output_of_any_kind_and_a_closed_stdout_hurt_nobody(hosts, tmp_path):
+    procs = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, name="loud")
+    actors = procs.spawn("loud", Loud)
+    one, other = actors.slice(gpus=0), actors.slice(gpus=1)
+    assert one.write.call_one(bytes(range(256)) * 300).get(20)
+    assert one.write.call_one(b"\n" * 100_000).get(20)
+    flood = one.flood.call_one(500)
+    for _ in range(5):
+        assert other.write.call_one(b"still here\n").get(20)
+    assert flood.get(30)
+    assert one.close_both.call_one().get(20)
+    with pytest.raises(ProcDied) as caught:
+        other.last_line.call_one(100_000).get(20)
+    assert max(map(len, caught.value.cause.stderr_tail)) <= 1000
+    assert one.close_both.call_one().get(20)
+    procs.stop().get(20)
+    log = (tmp_path / "logs" / "local0.log").read_bytes()
+    assert bytes(range(11, 256)) in log
+    assert log.count(b"still here") == 5
+
+
+class Loud(sm.Actor):
+    @sm.endpoint
+    def write(self, data):
+        while data:
+            data = data[os.write(1, data) :]
+        return True
+
+    @sm.endpoint
+    def flood(self, chunks):
+        for _ in range(chunks):
+            os.write(1, b"x" * 60_000)  # and never the end of a line
+        return True
+
+    @sm.endpoint
+    def last_line(self, size):
+        os.write(2, b"y" * size)
+        os._exit(3)
+
+    @sm.endpoint
+    def close_both(self):
+        for fd in (1, 2):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        return True
 
 
 CONTROLLER = """

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
+import signal
 import socket
 import ssl
 import threading
+import types
 from collections.abc import Iterator
 
 import pytest
 
 from slurmmesh.errors import IdentityError, LinkClosed
-from slurmmesh.wire import Frame, Kind, Link, Listener, Reactor, same_user, wrap
+from slurmmesh.wire import Frame, FrameDecoder, Kind, Link, Listener, Reactor, same_user, wrap
 from slurmmesh.wire.identity import JobAuthority, client_context, peer_name, server_context
 
 
@@ -204,3 +208,135 @@ def test_a_stranger_without_tls_is_not_listened_to(reactor, server, words: bytes
         assert accepted.closed.get(timeout=10)
     assert accepted.frames.empty()
     assert accepted.opened.empty()
+
+
+def test_a_callback_that_raises_costs_no_frame(reactor):
+    reported = queue.Queue()
+    reactor._on_error = lambda: reported.put(True)
+    got: queue.Queue[int] = queue.Queue()
+
+    def on_frame(_link: Link, frame: Frame) -> None:
+        got.put(frame.call)
+        raise ValueError("in a callback")
+
+    ours, theirs = socket.socketpair()
+    link = Link(reactor, ours, authenticate=same_user, on_frame=on_frame)
+    reactor.call_soon(link.start)
+    with theirs:
+        frames = [Frame(Kind.CALL, b"x" * 100, call=call) for call in range(50)]
+        theirs.sendall(b"".join(bytes(part) for frame in frames for part in frame.parts()))
+        assert [got.get(timeout=10) for _ in frames] == list(range(50))
+    assert reported.get(timeout=10)
+    link.close()
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_signal_handler_at_any_moment_of_a_send_leaves_the_stream_whole(pair, raises):
+    a, b = pair
+    a.opened.get(timeout=10)
+    sent_by_handler = 0
+
+    def handler(_signum: int, frame: types.FrameType) -> None:
+        nonlocal sent_by_handler
+        if not frame.f_code.co_filename.endswith("slurmmesh/wire/links.py"):
+            return
+        if raises:
+            raise Interrupt
+        sent_by_handler += 1
+        a.link.send(Frame(Kind.EVENT, b"h"))
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0003)
+        for call in range(1500):
+            with contextlib.suppress(Interrupt):
+                a.link.send(Frame(Kind.CALL, b"body", [bytes(call % 3 * 40_000)], call=call))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    a.link.send(Frame(Kind.CAST))
+    calls = []
+    ended = False
+    while not ended or sent_by_handler:
+        frame = b.frames.get(timeout=10)
+        if frame.kind is Kind.CALL:
+            calls.append(frame.call)
+            assert len(frame.buffers[0]) == frame.call % 3 * 40_000
+        sent_by_handler -= frame.kind is Kind.EVENT
+        ended |= frame.kind is Kind.CAST
+    assert calls == sorted(set(calls))
+    assert raises or calls == list(range(1500))
+
+
+def test_a_forked_child_neither_speaks_on_a_link_nor_keeps_it(pair):
+    a, b = pair
+    a.opened.get(timeout=10)
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(LinkClosed):
+            a.link.send(Frame(Kind.CALL, b"from the child"))
+            os._exit(1)
+        os._exit(0 if a.link._sock.fileno() == -1 else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    a.link.send(Frame(Kind.CALL, b"from the parent"))
+    assert bytes(b.frames.get(timeout=10).body) == b"from the parent"
+
+
+def test_after_a_send_the_sender_may_change_what_it_sent(reactor):
+    ours, theirs = socket.socketpair()
+    side = Side(reactor, ours)
+    side.opened.get(timeout=10)
+    payload = bytearray(b"a" * (4 << 20))
+
+    def send_and_change() -> None:
+        side.link.send(Frame(Kind.RESULT, b"", [payload]))
+        payload[:] = b"b" * len(payload)
+
+    sender = threading.Thread(target=send_and_change)
+    sender.start()
+    decoder = FrameDecoder()
+    frames: list[Frame] = []
+    while not frames:
+        frames += decoder.feed(theirs.recv(1 << 16))
+    sender.join(10)
+    assert bytes(frames[0].buffers[0]) == b"a" * (4 << 20)
+    theirs.close()
+    side.closed.get(timeout=10)
+
+
+def test_a_link_that_finishes_says_all_and_ends_when_the_peer_hangs_up(reactor, pair):
+    a, b = pair
+    a.opened.get(timeout=10)
+    payload = bytes(8 << 20)
+
+    def say_and_finish() -> None:
+        a.link.post(Frame(Kind.CALL, b"", [payload]))
+        a.link.finish()
+
+    reactor.call_soon(say_and_finish)
+    assert len(b.frames.get(timeout=20).buffers[0]) == len(payload)
+    for side in (b, a):
+        reason = side.closed.get(timeout=10)
+        assert reason == "closed by the peer"
+        side.closed.put(reason)  # the fixture waits for it, too
+
+
+def test_a_listener_without_descriptors_waits_and_goes_on(reactor, server, monkeypatch):
+    accept = socket.socket.accept
+    refused = threading.Event()
+
+    def no_room(sock: socket.socket) -> object:
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        refused.set()
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr("slurmmesh.wire.listener._RETRY_S", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", no_room)
+    with socket.create_connection(("127.0.0.1", server.listener.port), timeout=10):
+        assert refused.wait(10)
+        accepted = server.sides.get(timeout=10)
+    assert accepted.closed.get(timeout=10)

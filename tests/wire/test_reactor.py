@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 from slurmmesh.wire import READ, Reactor
@@ -61,3 +62,40 @@ def test_a_descriptor_is_watched_until_it_is_not():
     assert got == [b"x", b"y"]
     for fd in (read, write):
         os.close(fd)
+
+
+def test_a_callback_that_wants_to_end_the_process_does_not_end_the_loop():
+    errors: list[str] = []
+    reactor = Reactor(on_error=lambda: errors.append("seen"))
+    reactor.call_soon(sys.exit)
+    reactor.call_soon(reactor.stop)
+    reactor.run()
+    assert errors == ["seen"]
+
+
+def test_news_of_a_descriptor_that_was_closed_in_the_same_turn_are_dropped():
+    reactor = Reactor()
+    pipes = [os.pipe() for _ in range(2)]
+    called: list[int] = []
+
+    def close_the_other(mine: int, other: int) -> None:
+        called.append(mine)
+        reactor.unwatch(mine)
+        reactor.unwatch(other)
+        reactor.watch(other, READ, lambda _events: called.append(-1))  # another one, same number
+        reactor.stop()
+
+    for (mine, write), (other, _) in (pipes, pipes[::-1]):
+        reactor.watch(mine, READ, lambda _events, m=mine, o=other: close_the_other(m, o))
+        os.write(write, b"x")
+    reactor.run()
+    assert called in ([pipes[0][0]], [pipes[1][0]])
+    for fd in (*pipes[0], *pipes[1]):
+        os.close(fd)
+
+
+def test_a_timer_beyond_what_the_kernel_can_wait_for_is_harmless():
+    reactor = Reactor()
+    reactor.call_later(1e15, lambda: None)
+    threading.Thread(target=reactor.stop).start()
+    reactor.run()
