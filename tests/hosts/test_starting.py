@@ -339,3 +339,12 @@ def test_a_close_that_was_interrupted_goes_on_when_called_again(tmp_path, monkey
     assert not hosts.stopped
     hosts.stop()
     assert hosts.stopped
+
+
+def test_this_host_is_started_anew_after_it_was_stopped():
+    first = sm.this_host()
+    assert sm.this_host() is first
+    first.stop()
+    second = sm.this_host()
+    assert second.spawn_procs().spawn("a", Plain).pid.call_one().get(30)
+    second.stop()
