@@ -15,7 +15,7 @@ METADATA := setup.cfg pyproject.toml constraints.txt
 help:
 	@echo "make demo        train a small language model through kills, with and without them"
 	@echo "make test        the whole test suite; as root it installs the Debian packages it needs"
-	@echo "make test-quick  the tests that take seconds"
+	@echo "make test-quick  without the tests marked slow"
 	@echo "make lint        ruff and mypy"
 	@echo "make venv        only the virtual environment in $(VENV)"
 	@echo "make clean       remove what runs and tests left; distclean also removes $(VENV)"
