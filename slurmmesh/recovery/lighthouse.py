@@ -77,17 +77,21 @@ class LighthouseActor(Actor):
 
     def __init__(self, port: int, settings: RecoverySettings) -> None:
         self._url = url(context().host_address, port)
-        self._server = _bind(self._url.removeprefix("http://"), settings)
+        self._settings = settings
+        self._server: Any = None
 
     @endpoint
-    def expect(self, members: tuple[str, ...]) -> int:
-        """Count these members as alive for one heartbeat timeout; returns the process id.
+    def serve(self, members: tuple[str, ...]) -> int:
+        """Begin to decide; returns the process id.
 
-        A Lighthouse that was started again knows nobody, and would make a quorum of whoever
-        asks first.
+        Args:
+            members: who is alive, as TorchFT names them. They count as alive for one heartbeat
+                timeout: a Lighthouse that was started again knows nobody, and would make a
+                quorum of whoever asks first.
         """
         from torchft.coordination import LighthouseClient
 
+        self._server = _bind(self._url.removeprefix("http://"), self._settings)
         if members:
             client = LighthouseClient(self._url, connect_timeout=_CONNECT)
             for member in members:
@@ -96,7 +100,8 @@ class LighthouseActor(Actor):
 
     def __cleanup__(self, error: BaseException | None) -> None:
         """Stop deciding."""
-        self._server.shutdown()
+        if self._server is not None:
+            self._server.shutdown()
 
 
 def _bind(location: str, settings: RecoverySettings) -> Any:
@@ -146,12 +151,12 @@ class LighthouseService:
         self._actor = self._procs.spawn("lighthouse", LighthouseActor, port, settings)
         self._procs.on_event(self._on_event)
         self._procs.on_event(on_event)
-        self._greet(0).get()
+        self._serve(0).get()
 
     def _on_event(self, event: ProcEvent) -> None:
         """In the thread that drives the links."""
         if event.kind == "restarted":
-            self._greet(event.incarnation)
+            self._serve(event.incarnation)
         elif event.kind == "exited" and not event.expected:
             telemetry.emit(
                 "lighthouse_exited",
@@ -161,9 +166,9 @@ class LighthouseService:
                 incarnation=event.incarnation,
             )
 
-    def _greet(self, incarnation: int) -> Future[int]:
-        """Tell a Lighthouse that has just been started whom to expect, and tell of it."""
-        answer = self._actor.expect.call_one(self._members())
+    def _serve(self, incarnation: int) -> Future[int]:
+        """Let a process that has just been started be the Lighthouse, and tell of it."""
+        answer = self._actor.serve.call_one(self._members())
 
         def up(future: Future[int]) -> None:
             if future.exception(0) is None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from slurmmesh import telemetry
-from slurmmesh.actors import ActorMesh, Future, ProcEvent, ProcMesh
+from slurmmesh.actors import Future, ProcEvent
 from slurmmesh.errors import CallTimeout, LinkClosed, RestartBudgetSpent, SupervisionError
 from slurmmesh.hosts import HostMesh
 from slurmmesh.recovery.assignment import Assignment
 from slurmmesh.recovery.errors import StateLost
 from slurmmesh.recovery.lighthouse import LighthouseService
-from slurmmesh.recovery.settings import RecoverySettings
+from slurmmesh.recovery.records import Plan, ReplicaRecord, Stoppable, TargetProc
 from slurmmesh.recovery.trace import Emit, RecoveryTracer
 from slurmmesh.recovery.worker import ControlActor, Outcome, Report, ReporterActor, TrainerActor
 from slurmmesh.supervision import Supervision
@@ -32,100 +32,8 @@ _STOP_GRACE_S = 2.0
 _ABORT_GRACE_S = 0.2
 """For trainers that are in the middle of a step when the run fails or is interrupted."""
 
-
-class Stoppable(Protocol):
-    """Something that goes on until it is stopped."""
-
-    def stop(self) -> object:
-        """End it."""
-
-
-class FaultSource(Protocol):
-    """Faults to inject into a run: ``slurmmesh.faults.Faults`` is one."""
-
-    def describe(self) -> list[str]:
-        """The plans, as a user writes them."""
-
-    def check(self, replicas: int) -> None:
-        """Raise UsageError if so many replicas are too few."""
-
-    def start(
-        self,
-        replicas: int,
-        targets: Callable[[], Sequence[Any]],
-        fire: Callable[[Any, int], object],
-    ) -> Stoppable:
-        """Begin to inject. ``targets`` gives the processes as they are; ``fire`` hits one."""
-
-
-@dataclass(frozen=True)
-class TargetProc:
-    """A process that a fault may hit. ``ready``: its replica takes part in training."""
-
-    replica: int
-    mesh: str
-    rank: int
-    host: str
-    pid: int
-    ready: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run, checked.
-
-    Attributes:
-        placement: index of the host of each replica.
-        first_devices: index on its host of each replica's first device.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    placement: tuple[int, ...]
-    first_devices: tuple[int, ...]
-    procs_per_replica: int
-    threads: int
-    preload: tuple[str, ...]
-    env: Mapping[str, str]
-    settings: RecoverySettings
-    restarts: Supervision
-    lighthouse_restarts: Supervision
-    faults: FaultSource | None
-
-
-@dataclass
-class _Replica:
-    """One replica as the controller knows it.
-
-    Attributes:
-        start: how often it has been started again; messages of an earlier start are ignored.
-        state: ``preparing``, ``training``, ``down``, ``finished`` or ``left_out``.
-        has_state: it could be a donor.
-        stepped: it has committed a step as a participant since it was started.
-        member: its name in quorums since this start; empty before the first.
-        back: ranks that are up again after a restart.
-    """
-
-    index: int
-    procs: ProcMesh
-    trainer: ActorMesh
-    control: ActorMesh
-    reporter: ActorMesh
-    start: int = 0
-    state: str = "preparing"
-    has_state: bool = True
-    stepped: bool = False
-    ending: bool = False
-    member: str = ""
-    pids: dict[int, int] = field(default_factory=dict)
-    back: set[int] = field(default_factory=set)
-    store: tuple[str, int] | None = None
-    outcome: Outcome | None = None
-
-    @property
-    def settled(self) -> bool:
-        return self.state in ("finished", "left_out")
+_GROUP_DEATH_S = 2.0
+"""How long news of a death may come after an error that it caused within the group."""
 
 
 class Orchestrator:
@@ -139,7 +47,7 @@ class Orchestrator:
         self._plan = plan
         self._hosts = hosts
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._replicas: list[_Replica] = []
+        self._replicas: list[ReplicaRecord] = []
         self._tracer = RecoveryTracer()
         self._lighthouse: LighthouseService | None = None
         self._injector: Stoppable | None = None
@@ -191,7 +99,7 @@ class Orchestrator:
         for replica in self._replicas:
             self._open_store(replica)
 
-    def _spawn(self, index: int, host: HostMesh) -> _Replica:
+    def _spawn(self, index: int, host: HostMesh) -> ReplicaRecord:
         plan = self._plan
         procs = host.spawn_procs(
             {"procs": plan.procs_per_replica},
@@ -204,9 +112,9 @@ class Orchestrator:
         trainer = procs.spawn("trainer", TrainerActor)
         control = procs.spawn("control", ControlActor)
         reporter = procs.slice(procs=0).spawn("reporter", ReporterActor)
-        return _Replica(index, procs, trainer, control, reporter)
+        return ReplicaRecord(index, procs, trainer, control, reporter)
 
-    def _open_store(self, replica: _Replica) -> None:
+    def _open_store(self, replica: ReplicaRecord) -> None:
         """First thing of every start; the rest follows when the store's address comes."""
         self._ask_for_reports(replica)
         self._then(replica, replica.control.pid.call(), self._on_pids)
@@ -214,10 +122,10 @@ class Orchestrator:
             replica, replica.trainer.slice(procs=0).open_store.call_one(), self._on_store_opened
         )
 
-    def _on_pids(self, replica: _Replica, pids: Any) -> None:
+    def _on_pids(self, replica: ReplicaRecord, pids: Any) -> None:
         replica.pids = dict(enumerate(pids.values()))
 
-    def _on_store_opened(self, replica: _Replica, store: tuple[str, int]) -> None:
+    def _on_store_opened(self, replica: ReplicaRecord, store: tuple[str, int]) -> None:
         replica.store = store
         if replica.start > 0:
             self._call_run(replica)
@@ -225,7 +133,7 @@ class Orchestrator:
         prepared = replica.trainer.prepare.call(self._assignment(replica))
         self._then(replica, prepared, self._on_prepared)
 
-    def _on_prepared(self, replica: _Replica, _values: Any) -> None:
+    def _on_prepared(self, replica: ReplicaRecord, _values: Any) -> None:
         replica.state = "prepared"
         # All begin together; one that died meanwhile comes by itself.
         if not any(other.state == "preparing" for other in self._replicas):
@@ -233,7 +141,7 @@ class Orchestrator:
                 if other.state == "prepared":
                     self._call_run(other)
 
-    def _call_run(self, replica: _Replica) -> None:
+    def _call_run(self, replica: ReplicaRecord) -> None:
         plan = self._plan
         replica.state = "training"
         returned = replica.trainer.run.call(
@@ -241,7 +149,7 @@ class Orchestrator:
         )
         self._then(replica, returned, self._on_returned)
 
-    def _assignment(self, replica: _Replica) -> Assignment:
+    def _assignment(self, replica: ReplicaRecord) -> Assignment:
         plan = self._plan
         assert self._lighthouse is not None
         assert replica.store is not None
@@ -261,10 +169,14 @@ class Orchestrator:
     # ------------------------------------------------------------------ messages
 
     def _then(
-        self, replica: _Replica, future: Future[Any], act: Callable[[_Replica, Any], None]
+        self, replica: ReplicaRecord, future: Future[Any], act: Callable[[ReplicaRecord, Any], None]
     ) -> None:
         """Have ``act(replica, value)`` called from the loop, unless the replica died meanwhile."""
         start = replica.start
+
+        def fail(error: BaseException) -> None:
+            if replica.start == start and replica.state != "down":
+                self._failure = error
 
         def done() -> None:
             if replica.start != start or replica.state == "down":
@@ -272,11 +184,21 @@ class Orchestrator:
             error = future.exception(0)
             if error is None:
                 act(replica, future.get(0))
-            elif not isinstance(error, SupervisionError):
-                # A death is told by the process's event, with its cause.
-                self._failure = error
+            elif isinstance(error, SupervisionError):
+                pass  # a death; the process's event tells it, with its cause
+            elif self._plan.procs_per_replica == 1:
+                fail(error)
+            else:
+                # It may be how this process noticed that another of its group died.
+                self._later(_GROUP_DEATH_S, lambda: fail(error))
 
         future.add_done_callback(lambda _future: self._inbox.put(done))
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Have ``act`` called from the loop after a while."""
+        timer = threading.Timer(delay_s, self._inbox.put, (act,))
+        timer.daemon = True
+        timer.start()
 
     def _on_proc(self, index: int, event: ProcEvent) -> None:
         replica = self._replicas[index]
@@ -289,9 +211,12 @@ class Orchestrator:
         elif event.kind == "restarted":
             self._on_restarted(replica, event)
 
-    def _on_death(self, replica: _Replica, event: ProcEvent) -> None:
-        if event.incarnation != replica.start or replica.state in ("down", "finished"):
-            return  # another process of a group that is down already, or nothing to lose
+    def _on_death(self, replica: ReplicaRecord, event: ProcEvent) -> None:
+        if event.incarnation != replica.start or replica.state == "down":
+            return  # another process of a group that is down already
+        if replica.state == "finished":
+            replica.told_all = True
+            return
         assert event.cause is not None
         self.deaths += 1
         how = event.cause.signal_name or f"exit code {event.cause.exit_code}"
@@ -301,7 +226,7 @@ class Orchestrator:
                 self._tell(other.control.peer_died, replica.index, replica.start)
         self._write(self._tracer.reach(replica.index, "decided", time.time()))
         replica.state, replica.member = "down", ""
-        replica.has_state = replica.stepped = replica.ending = False
+        replica.has_state = replica.stepped = replica.ending = replica.told_all = False
         replica.back.clear()
         if self._ending:
             self._leave_out(replica)
@@ -311,10 +236,10 @@ class Orchestrator:
                 f"{self._progress}: nobody has the state any more. {event.cause.describe()}"
             )
 
-    def _on_restarted(self, replica: _Replica, event: ProcEvent) -> None:
+    def _on_restarted(self, replica: ReplicaRecord, event: ProcEvent) -> None:
         replica.start = event.incarnation
         replica.back.add(event.rank)
-        if len(replica.back) < self._plan.procs_per_replica or replica.settled:
+        if len(replica.back) < self._plan.procs_per_replica or replica.state == "left_out":
             return
         self._write(self._tracer.reach(replica.index, "respawned", event.seen_at))
         # With nothing committed yet everybody has the state: that of the beginning.
@@ -322,7 +247,7 @@ class Orchestrator:
         replica.state = "restarting"
         self._open_store(replica)
 
-    def _on_host_lost(self, replica: _Replica) -> None:
+    def _on_host_lost(self, replica: ReplicaRecord) -> None:
         """The replica cannot be started again, but the others train on."""
         if replica.state == "finished":
             return
@@ -355,16 +280,16 @@ class Orchestrator:
 
     # ------------------------------------------------------------------ reports
 
-    def _ask_for_reports(self, replica: _Replica) -> None:
+    def _ask_for_reports(self, replica: ReplicaRecord) -> None:
         self._then(replica, replica.reporter.next.call_one(), self._on_reports)
 
-    def _on_reports(self, replica: _Replica, reports: list[Report]) -> None:
+    def _on_reports(self, replica: ReplicaRecord, reports: list[Report]) -> None:
         for report in reports:
             self._on_report(replica, report.word, report.details)
         if reports:
             self._ask_for_reports(replica)
 
-    def _on_report(self, replica: _Replica, word: str, details: dict[str, Any]) -> None:
+    def _on_report(self, replica: ReplicaRecord, word: str, details: dict[str, Any]) -> None:
         step = details["step"]
         if word == "saw_death":
             self._progress = max(self._progress, step)
@@ -388,8 +313,10 @@ class Orchestrator:
             self._inject()
         elif word == "ending":
             replica.ending = True
+        elif word == "done":
+            replica.told_all = True
 
-    def _on_returned(self, replica: _Replica, outcomes: Any) -> None:
+    def _on_returned(self, replica: ReplicaRecord, outcomes: Any) -> None:
         if not all(outcome.finished for outcome in outcomes.values()):
             self._leave_out(replica)
             return
@@ -400,10 +327,10 @@ class Orchestrator:
         for other in self._replicas:
             if other.state == "down":
                 self._leave_out(other)
-            elif not other.settled:
+            elif other.state not in ("finished", "left_out"):
                 self._tell(other.control.end_run)
 
-    def _leave_out(self, replica: _Replica) -> None:
+    def _leave_out(self, replica: ReplicaRecord) -> None:
         """The run ends without this replica."""
         replica.state = "left_out"
         self._tracer.give_up(replica.index)

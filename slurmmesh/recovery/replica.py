@@ -56,8 +56,8 @@ class Replica:
             from any thread. The first process of each group reports: its milestones ``ready``,
             ``joined``, ``healed``, ``stepped`` and ``ending``, each with ``at`` and ``step``,
             ``joined`` also with its name as a ``member``;
-            ``saw_death`` with the ``peer`` and the ``step`` it was at; and ``waits`` when it
-            wants the others to come to a meeting.
+            ``saw_death`` with the ``peer`` and the ``step`` it was at; ``waits`` when it wants the
+            others to come to a meeting; and ``done`` as the last.
     """
 
     def __init__(

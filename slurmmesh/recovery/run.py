@@ -10,8 +10,9 @@ from typing import Any
 from slurmmesh import telemetry
 from slurmmesh.errors import UsageError
 from slurmmesh.hosts import HostMesh
-from slurmmesh.recovery.orchestrator import FaultSource, Orchestrator, Plan
+from slurmmesh.recovery.orchestrator import Orchestrator
 from slurmmesh.recovery.placement import device_indices, place
+from slurmmesh.recovery.records import FaultSource, Plan
 from slurmmesh.recovery.requirements import require_torch
 from slurmmesh.recovery.settings import RecoverySettings
 from slurmmesh.recovery.worker import Outcome

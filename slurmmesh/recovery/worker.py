@@ -97,6 +97,7 @@ class TrainerActor(Actor):
         try:
             value = function(replica, *args, **kwargs)
         except RunOver:
+            replica.report("done")
             return Outcome(finished=False)
         except SystemExit as error:
             raise UsageError(f"the training function left by sys.exit({error.code!r})") from error
@@ -106,6 +107,7 @@ class TrainerActor(Actor):
                 sys.stderr.flush()
                 os._exit(EXIT_DEVICE_FAILED)
             raise
+        replica.report("done")
         return Outcome(True, value, replica.step_number(), replica.last_losses)
 
     def _make_replica(self, assignment: Assignment) -> Any:

@@ -44,6 +44,7 @@ def train(
     die_inner: int = 0,
     width: int = 16,
     pause_s: float = 0.0,
+    until_back: str = "",
     tweak: Any = None,
 ) -> dict[str, Any]:
     """Train a small model.
@@ -51,6 +52,7 @@ def train(
     Args:
         die_at: replica → committed step before which its first start dies, between two steps;
             with DiLoCo after ``die_inner`` inner steps.
+        until_back: a file; steps after ``die_at`` are slow until a restarted replica makes it.
         tweak: called with (replica, session) before the loop.
     """
     # Every replica and every start begins with other weights: only healing makes them equal.
@@ -64,15 +66,19 @@ def train(
     if tweak is not None:
         tweak(replica, session)
     begun_at = None
-    death = ((die_at or {}).get(replica.rank), die_inner)
+    die_at = die_at or {}
+    death = (die_at.get(replica.rank), die_inner)
     trained: dict[int, int] = {}
     for step in session.steps(steps):
         if begun_at is None:
             begun_at = step.number
         if not replica.is_restart and (step.number, step.inner) == death:
             die()
-        if pause_s:
-            time.sleep(pause_s)
+        if until_back and replica.is_restart:
+            open(until_back, "a").close()
+        if until_back and step.number in die_at.values() and not os.path.exists(until_back):
+            time.sleep(0.1)
+        time.sleep(pause_s)
         x, y = batch(step.batch)
         if session.step((session.model(x) - y).pow(2).mean()):
             trained[step.batch] = step.number

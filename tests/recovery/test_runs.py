@@ -144,11 +144,11 @@ def test_a_death_in_the_middle_of_a_diloco_allreduce(run, events, victim):
     assert [inner.count(sync) for sync in range(6)] == [5] * 6
 
 
-def test_diloco_lets_a_restarted_replica_in_between_two_syncs(run, events):
-    result = run(train(sync_every=40, die_at={1: 1}, pause_s=0.02), 4)
+def test_diloco_lets_a_restarted_replica_in_between_two_syncs(run, events, tmp_path):
+    result = run(train(sync_every=100, die_at={1: 1}, until_back=str(tmp_path / "back")), 3)
     assert_equal_weights(result)
     back = [e for e in events("inner_step") if e["replica"] == 1 and e["step"] == 1]
-    assert 0 < len(back) < 40  # it took what was left of the window it died in
+    assert 0 < len(back) < 100  # it took what was left of the window it died in
     assert_healed(events, 1)
 
 
@@ -221,8 +221,6 @@ def test_the_lighthouse_is_killed_and_comes_back(run, events, folder):
     assert len(addresses) == 2
     assert len(set(addresses)) == 1
     assert len(events("lighthouse_exited")) == 1
-    # The new one waited for all before its first quorum.
-    assert {event["participants"] for event in events("step")} == {3}
 
 
 def test_replicas_of_several_processes(run, events):
