@@ -78,15 +78,26 @@ def _unfit(base: str, name_bytes: int, room: int) -> str | None:
         return "it is not there"
     if not os.access(base, os.W_OK | os.X_OK):
         return "it is not writable"
-    return _no_room(base, room)
+    return _unfit_disk(base, room)
 
 
-def _no_room(folder: str, room: int) -> str | None:
+def _unfit_disk(folder: str, room: int) -> str | None:
     """Slurm runs job scripts from its spool folder, so a "noexec" mount will not do either."""
     try:
-        stat = os.statvfs(folder)
-        if stat.f_flag & os.ST_NOEXEC:
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
             return "it is mounted noexec"
+    except OSError as error:
+        return error.strerror or str(error)
+    return no_room(folder, room)
+
+
+def no_room(folder: str | Path, room: int) -> str | None:
+    """Why ``room`` bytes cannot be written to a folder; None if they can.
+
+    Writes a megabyte and removes it again.
+    """
+    try:
+        stat = os.statvfs(folder)
         if stat.f_bavail * stat.f_frsize < room:
             return f"it has less than {room >> 20} MB free"
         # Quotas show only when one writes.
@@ -120,7 +131,7 @@ def _make_given(directory: Path, room: int) -> Layout:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(root.iterdir()):
             raise UsageError(f"{root} is not empty; give a lab a folder of its own")
-        reason = _no_room(str(root), room)
+        reason = _unfit_disk(str(root), room)
         if reason is not None:
             raise UsageError(f"{root}: {reason}")
         _make_folders(layout)

@@ -18,7 +18,7 @@ from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.template import render
 from slurmmesh.submit import queued
 from slurmmesh.submit.arguments import Request, parse
-from slurmmesh.submit.folders import make_local_folder, prepare_root
+from slurmmesh.submit.folders import make_local_folder, prepare_root, why_incomplete
 from slurmmesh.submit.interrupts import Interrupts
 
 
@@ -91,6 +91,7 @@ def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: I
         _tell(f"job {job_id} was stopped; its output: {folder}/controller.log")
     elif code != EXIT_OK:
         _tell(f"job {job_id} failed with exit code {code}; its output: {folder}/controller.log")
+        _tell_of_a_full_disk(folder)
     return code
 
 
@@ -110,11 +111,18 @@ def _run_on_slurm(
         queued.wait(watch, folder, interrupts, _follower(request) if request.follow else None)
     if watch.outcome is not None:
         _tell(f"{watch.outcome.message}; its output: {folder}/controller.log")
+        if watch.outcome.exit_code != EXIT_OK:
+            _tell_of_a_full_disk(folder)
         return watch.outcome.exit_code
     if interrupts:
         queued.cancel(ref, settings, interrupts, _tell)
         return interrupts.exit_code
     return EXIT_OK
+
+
+def _tell_of_a_full_disk(folder: Path) -> None:
+    if reason := why_incomplete(folder):
+        _tell(reason)
 
 
 def _announce(request: Request, ref: JobRef, folder: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
 
-from slurmmesh.errors import ConfigError
+from slurmmesh.errors import ConfigError, SetupError
+from slurmmesh.lab.folder import no_room
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# The logs and the event log of a short job; how much a long one needs nobody knows before.
+_ROOM_BYTES = 16 << 20
 
 
 def prepare_root(root: Path) -> None:
@@ -14,13 +20,16 @@ def prepare_root(root: Path) -> None:
 
     Raises:
         ConfigError: it cannot be made or written to.
+        SetupError: its disk, or the quota there, is full.
     """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(_cannot(root, error.strerror or str(error))) from None
+        raise _error(root, error) from None
     if not os.access(root, os.W_OK | os.X_OK):
         raise ConfigError(_cannot(root, "no permission to write there"))
+    if reason := no_room(root, _ROOM_BYTES):
+        raise SetupError(_full(root, reason))
 
 
 def make_local_folder(root: Path) -> tuple[str, Path]:
@@ -28,14 +37,43 @@ def make_local_folder(root: Path) -> tuple[str, Path]:
 
     Raises:
         ConfigError: it cannot be made.
+        SetupError: the disk is full.
     """
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = root / job_id
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
-        raise ConfigError(_cannot(root, error.strerror or str(error))) from None
+        raise _error(root, error) from None
     return job_id, folder
+
+
+def why_incomplete(folder: Path) -> str:
+    """A line about a job folder whose disk is full by now; empty if it is not.
+
+    A job that can write no more cannot tell so in its own log either.
+    """
+    if not folder.is_dir() or not (reason := no_room(folder, 0)):
+        return ""
+    return (
+        f"nothing more can be written to {folder}: {reason}. What lies there is not complete, and "
+        "the job may have failed by that; free some room, or set SLURMMESH_JOB_ROOT to another "
+        "folder"
+    )
+
+
+def _error(root: Path, error: OSError) -> ConfigError | SetupError:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return SetupError(_full(root, reason))
+    return ConfigError(_cannot(root, reason))
+
+
+def _full(root: Path, reason: str) -> str:
+    return (
+        f"no room for a job in {str(root)!r}: {reason}; free some, or set SLURMMESH_JOB_ROOT to "
+        "another folder that all nodes see. Nothing was started"
+    )
 
 
 def _cannot(root: Path, reason: str) -> str:

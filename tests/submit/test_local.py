@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,44 @@ for root in ("/usr", "/usr/x"):
     )
     assert "cannot be made in '/usr': no permission to write there" in done.stdout, done.stderr
     assert "cannot be made in '/usr/x': Permission denied" in done.stdout
+
+
+@pytest.fixture
+def small_disk(local: Any) -> Iterator[Path]:
+    """A job root on a disk of its own, of 24 MB."""
+    if os.getuid() != 0:
+        pytest.skip("only root can mount")
+    local.jobs.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(local.jobs)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield local.jobs
+    subprocess.run(["umount", str(local.jobs)], check=True)
+
+
+def test_a_full_disk_is_told_before_anything_starts(local: Any, small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(bytes(23 << 20))
+    done = local.run("--cluster=local", local.script(""))
+    assert done.returncode == 6
+    assert f"no room for a job in {str(small_disk)!r}" in done.stderr
+    assert "less than 16 MB free" in done.stderr
+    assert "SLURMMESH_JOB_ROOT" in done.stderr
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+
+
+def test_a_disk_that_fills_up_is_told_when_the_job_has_failed(local: Any, small_disk: Path) -> None:
+    name = local.script(
+        """
+import os
+with open(os.path.join(os.environ["SLURMMESH_JOB_FOLDER"], "ballast"), "wb", 0) as file:
+    while True:
+        file.write(bytes(1 << 16))
+"""
+    )
+    done = local.run("--cluster=local", name)
+    assert done.returncode == 1
+    (folder,) = small_disk.iterdir()
+    assert f"nothing more can be written to {folder}: No space left on device" in done.stderr
 
 
 def test_a_folder_with_a_hostile_name_and_a_poor_locale(local: Any) -> None:
