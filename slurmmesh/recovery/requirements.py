@@ -7,7 +7,7 @@ import importlib.util
 from slurmmesh.errors import MissingDependencyError
 
 _NEEDED = {
-    "torch": "torch>=2.6",
+    "torch": "torch>=2.7",
     "torchft": "torchft>=0.2,<0.3",
 }
 

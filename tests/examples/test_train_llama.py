@@ -196,5 +196,5 @@ def test_without_torch_it_says_what_to_install(tmp_path):
         [sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "pip install 'torch>=2.6'" in done.stderr
+    assert "pip install 'torch>=2.7'" in done.stderr
     assert not (tmp_path / "slurmmesh-jobs").exists()
