@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 from collections.abc import Mapping
@@ -21,12 +22,15 @@ class Settings:
         slurm_patience_s: how long to go on asking while slurmctld refuses connections, as it
             does while it restarts.
         stop_grace_s: how long a stopped local job may take to end in order before it is killed.
+        interface: the network by which the nodes of a job reach each other: the name of an
+            interface, or a network such as ``10.8.0.0/16``; empty for the one that Slurm uses.
     """
 
     job_root: Path
     slurm_timeout_s: float = 30.0
     slurm_patience_s: float = 5.0
     stop_grace_s: float = 15.0
+    interface: str = ""
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -42,6 +46,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         slurm_timeout_s=_seconds(environ, "SLURM_TIMEOUT_S", defaults.slurm_timeout_s),
         slurm_patience_s=_seconds(environ, "SLURM_PATIENCE_S", defaults.slurm_patience_s),
         stop_grace_s=_seconds(environ, "STOP_GRACE_S", defaults.stop_grace_s),
+        interface=_interface(environ),
     )
 
 
@@ -56,6 +61,20 @@ def _job_root(environ: Mapping[str, str]) -> Path:
             "the current folder no longer exists: change to another, or set SLURMMESH_JOB_ROOT "
             "to an absolute path"
         ) from None
+
+
+def _interface(environ: Mapping[str, str]) -> str:
+    """An interface's name is looked for on the nodes; a network can be checked here."""
+    text = environ.get("SLURMMESH_INTERFACE", "").strip()
+    if "/" in text:
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError as error:
+            raise ConfigError(
+                f"SLURMMESH_INTERFACE={text!r} is no network: {error}; give one such as "
+                "10.8.0.0/16, or the name of an interface"
+            ) from None
+    return text
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -75,12 +75,6 @@ class SubmitError(SlurmmeshError):
         self.advice = advice
 
 
-class JobError(SlurmmeshError):
-    """A submitted job ended without success (failed, cancelled, timed out, lost its node)."""
-
-    exit_code = EXIT_JOB_FAILED
-
-
 class SetupError(SlurmmeshError):
     """The job started but its hosts could not be brought up."""
 

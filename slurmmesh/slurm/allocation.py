@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from slurmmesh.config import load_settings
 from slurmmesh.errors import SetupError
+from slurmmesh.slurm import interfaces
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.hostlists import expand
 
@@ -25,14 +26,12 @@ class Allocation:
         job_id: of the whole job.
         nodes: Slurm's node names, in Slurm's order.
         cpus: CPUs of the job on each node.
-        gpus_per_node: 0 if the job asked for none per node.
         this_node: the node that this process is on; empty outside of the allocation's nodes.
     """
 
     job_id: str
     nodes: tuple[str, ...]
     cpus: tuple[int, ...]
-    gpus_per_node: int = 0
     this_node: str = ""
 
     @classmethod
@@ -56,7 +55,6 @@ class Allocation:
             job_id=job_id,
             nodes=names,
             cpus=_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names)),
-            gpus_per_node=_gpus(environ),
             this_node=environ.get("SLURMD_NODENAME", ""),
         )
 
@@ -70,12 +68,19 @@ class Allocation:
         return {node: _resolve(told.get(node, node)) for node in self.nodes}
 
     def own_address(self, addresses: Mapping[str, str]) -> str:
-        """The address under which the other nodes reach this one: that of the route to them.
+        """The address under which the other nodes are to reach this one.
 
-        With no other node it is ``127.0.0.1``: nobody else has to reach it. ``addresses`` is
-        what ``addresses()`` gave.
+        It is the one that ``SLURMMESH_INTERFACE`` picks, else that of the route to the other
+        nodes' addresses, which on many clusters is the management network. With no other node
+        it is ``127.0.0.1``: nobody else has to reach it. ``addresses`` is what ``addresses()``
+        gave.
+
+        Raises:
+            SetupError: this node has no such interface.
         """
         others = [addresses[node] for node in self.nodes if node != self.this_node]
+        if others and (wanted := load_settings().interface):
+            return interfaces.pick(wanted)
         for other in others:
             with contextlib.suppress(OSError):
                 return _source_address(other)
@@ -88,14 +93,6 @@ def _cpus(text: str, nodes: int) -> tuple[int, ...]:
     for match in _COUNTS.finditer(text):
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts) if len(counts) == nodes else (1,) * nodes
-
-
-def _gpus(environ: Mapping[str, str]) -> int:
-    """``SLURM_GPUS_PER_NODE`` (``8``, ``mi300x:8``), else what this node has of the job."""
-    for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
-        if match := re.search(r"(?:^|:)(\d+)$", environ.get(name, ""), re.ASCII):
-            return int(match[1])
-    return 0
 
 
 def _resolve(address: str) -> str:

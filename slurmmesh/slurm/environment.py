@@ -32,7 +32,6 @@ _OWN_JOB = frozenset(
         "SLURMMESH_NODES",
         "SLURMMESH_SPARES",
         "SLURMMESH_GPUS_PER_NODE",
-        "SLURMMESH_CPUS_PER_TASK",
         "SLURMMESH_STEP_TAG",
         "SUBMITIT_EXECUTOR",
         "SUBMITIT_FOLDER",

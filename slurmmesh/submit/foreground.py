@@ -144,5 +144,4 @@ def _job_variables(job: SlurmJob, job_id: str, folder: Path) -> dict[str, str]:
         "SLURMMESH_NODES": str(job.nodes),
         "SLURMMESH_SPARES": str(job.spares),
         "SLURMMESH_GPUS_PER_NODE": str(job.gpu_count),
-        "SLURMMESH_CPUS_PER_TASK": str(job.cpus_per_task or 0),
     }

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from slurmmesh.errors import HostListError, SetupError
+from slurmmesh.slurm import interfaces
 from slurmmesh.slurm.allocation import Allocation
 
 ENVIRON = {
     "SLURM_JOB_ID": "12",
     "SLURM_JOB_NODELIST": "n[1-3]",
     "SLURM_JOB_CPUS_PER_NODE": "64(x2),32",
-    "SLURM_GPUS_PER_NODE": "mi300x:8",
     "SLURMD_NODENAME": "n1",
 }
 
 
 def test_reads_the_environment() -> None:
-    assert Allocation.from_env(ENVIRON) == Allocation(
-        "12", ("n1", "n2", "n3"), (64, 64, 32), 8, "n1"
-    )
+    assert Allocation.from_env(ENVIRON) == Allocation("12", ("n1", "n2", "n3"), (64, 64, 32), "n1")
 
 
 @pytest.mark.parametrize(
-    ("change", "cpus", "gpus"),
-    [
-        ({"SLURM_JOB_CPUS_PER_NODE": "4(x3)"}, (4, 4, 4), 8),
-        ({"SLURM_JOB_CPUS_PER_NODE": ""}, (1, 1, 1), 8),
-        ({"SLURM_GPUS_PER_NODE": "4"}, (64, 64, 32), 4),
-        ({"SLURM_GPUS_PER_NODE": "", "SLURM_GPUS_ON_NODE": "2"}, (64, 64, 32), 2),
-        ({"SLURM_GPUS_PER_NODE": ""}, (64, 64, 32), 0),
-    ],
+    ("told", "cpus"), [("4(x3)", (4, 4, 4)), ("64(x2),32", (64, 64, 32)), ("", (1, 1, 1))]
 )
-def test_what_each_node_has(change: dict[str, str], cpus: tuple[int, ...], gpus: int) -> None:
-    allocation = Allocation.from_env({**ENVIRON, **change})
-    assert (allocation.cpus, allocation.gpus_per_node) == (cpus, gpus)
+def test_what_each_node_has(told: str, cpus: tuple[int, ...]) -> None:
+    assert Allocation.from_env({**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": told}).cpus == cpus
 
 
 def test_outside_of_an_allocation() -> None:
@@ -80,5 +71,34 @@ def test_the_own_address_is_that_of_the_route_to_the_others() -> None:
     assert allocation.own_address(local) == "127.0.0.1"
     unreachable = {"n1": "10.1.0.1", "n2": "no such host", "n3": "no such host"}
     assert allocation.own_address(unreachable) == "10.1.0.1"
-    alone = Allocation("12", ("n1",), (4,), 0, "n1")
+    alone = Allocation("12", ("n1",), (4,), "n1")
     assert alone.own_address({"n1": "10.1.0.1"}) == "127.0.0.1"
+
+
+def test_a_setting_picks_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocation = Allocation.from_env(ENVIRON)
+    slurms = {"n1": "10.1.0.1", "n2": "10.1.0.2", "n3": "10.1.0.3"}
+    for wanted in ("lo", "127.0.0.0/8", "127.0.0.9/8"):
+        monkeypatch.setenv("SLURMMESH_INTERFACE", wanted)
+        assert allocation.own_address(slurms) == "127.0.0.1"
+    for wanted, told in (
+        ("nosuch0", "no interface 'nosuch0' with an address"),
+        ("203.0.113.0/28", r"no address in 203\.0\.113\.0/28"),
+        ("fd12:3456::/32", "no address in fd12:3456::/32"),
+    ):
+        monkeypatch.setenv("SLURMMESH_INTERFACE", wanted)
+        with pytest.raises(SetupError, match=rf"{told}; it has lo 127\.0\.0\.1"):
+            allocation.own_address(slurms)
+    alone = Allocation("12", ("n1",), (4,), "n1")
+    assert alone.own_address({"n1": "10.1.0.1"}) == "127.0.0.1"
+
+
+def test_a_table_of_ipv6_addresses(tmp_path: Path) -> None:
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fe8000000000000000000000000000aa 02 40 20 80     eth0\n"
+        "fd0000000000000000000000000000aa 03 40 00 80      ib0\n"
+    )
+    assert interfaces._ipv6(table) == [("lo", "::1"), ("ib0", "fd00::aa")]
+    assert interfaces._ipv6(tmp_path / "no IPv6 in this kernel") == []

@@ -123,6 +123,7 @@ def test_settings_come_from_the_environment(
         ("SLURMMESH_SLURM_PATIENCE_S", "-1"),
         ("SLURMMESH_STOP_GRACE_S", "inf"),
         ("SLURMMESH_STOP_GRACE_S", "0"),
+        ("SLURMMESH_INTERFACE", "10.8.0.0/ib0"),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: str) -> None:

@@ -58,7 +58,7 @@ print(sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURMMES
     assert done.stdout.startswith(f"running job {folder.name}\nlogs: {folder}\n")
     assert f"local 2 8 ['{name}', 'a b', '--wait'] {local.folder}" in done.stdout
     assert f"'SLURMMESH_JOB_FOLDER={folder}'" in done.stdout
-    for variable in ("CLUSTER=local", "NODES=2", "SPARES=1", "CPUS_PER_TASK=0"):
+    for variable in ("CLUSTER=local", "NODES=2", "SPARES=1", "GPUS_PER_NODE=8"):
         assert f"'SLURMMESH_{variable}'" in done.stdout
     assert json.loads((folder / "job.json").read_text())["exit_code"] == 0
     assert [path.stat().st_mode & 0o777 for path in (local.jobs, folder)] == [0o700, 0o700]

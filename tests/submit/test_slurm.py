@@ -64,7 +64,7 @@ print(sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURMMES
     log = slurm.log()
     hosts = "['node1', 'node2'] ['node3']"
     assert f"{job_id} slurm {hosts} ['{name}', 'a b', 'c\\nd'] {slurm.folder}" in log
-    for variable in ("NODES=2", "SPARES=1", "GPUS_PER_NODE=4", "CPUS_PER_TASK=3"):
+    for variable in ("NODES=2", "SPARES=1", "GPUS_PER_NODE=4"):
         assert f"'SLURMMESH_{variable}'" in log
     shown = lab.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%D|%P|%l|%j|%k").stdout
     assert shown == 'COMPLETED|3|low|10:00|my "run" #1|it\'s\n'
@@ -265,6 +265,24 @@ sys.exit(done.returncode)
     assert inner["SLURM_JOB_PARTITION"] == "main"
     assert inner["SLURM_JOB_NUM_NODES"] == "2"
     assert not {"ROCR_VISIBLE_DEVICES", "SLURM_MEM_PER_CPU", "SLURM_CPUS_PER_TASK"} & inner.keys()
+
+
+def test_a_setting_picks_the_network_of_the_job(slurm: Any) -> None:
+    name = slurm.script("import slurmmesh as sm; print('at', sm.this_job().hosts.addresses)")
+    done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="127.0.0.0/8")
+    assert done.returncode == 0, done.stderr + slurm.log()
+    assert "at ['127.0.0.1', '127.0.0.1']" in slurm.log()
+
+
+def test_a_network_that_the_node_does_not_have(slurm: Any) -> None:
+    name = slurm.script("")
+    done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="nosuch0")
+    assert done.returncode == 6
+    assert "SLURMMESH_INTERFACE=nosuch0: node " in slurm.log()
+    assert "it has lo 127.0.0.1" in slurm.log()
+    done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="10.0.0.0/33")
+    assert done.returncode == 2
+    assert "SLURMMESH_INTERFACE='10.0.0.0/33' is no network" in done.stderr
 
 
 def test_slurm_goes_down_and_comes_back_while_we_wait(

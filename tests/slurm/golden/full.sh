@@ -38,7 +38,6 @@ export SLURMMESH_CLUSTER=slurm
 export SLURMMESH_NODES=16
 export SLURMMESH_SPARES=1
 export SLURMMESH_GPUS_PER_NODE=8
-export SLURMMESH_CPUS_PER_TASK=96
 
 # The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
 exec "$python" -u -m slurmmesh.hosts.program -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'

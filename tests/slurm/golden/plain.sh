@@ -31,7 +31,6 @@ export SLURMMESH_CLUSTER=slurm
 export SLURMMESH_NODES=1
 export SLURMMESH_SPARES=0
 export SLURMMESH_GPUS_PER_NODE=0
-export SLURMMESH_CPUS_PER_TASK=0
 
 # The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
 exec "$python" -u -m slurmmesh.hosts.program train.py
