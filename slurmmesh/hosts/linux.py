@@ -24,12 +24,12 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends; end at once if it has already.
+def die_with_parent(parent: int, signum: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send ``signum`` when ``parent`` ends; end at once if it has already.
 
     The setting belongs to the calling thread and follows the parent's thread that is asked.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -1,4 +1,8 @@
-"""Processes seen through /proc, and the three prctl calls that keep a family together."""
+"""Processes seen through /proc, and the three prctl calls that keep a family together.
+
+``hosts/linux.py`` has two of these calls too; importing it brings the whole room of hosts, which
+takes longer than it takes a lab to start.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,11 +11,10 @@ from pathlib import Path
 
 from slurmmesh.config import Settings
 from slurmmesh.errors import SetupError
-from slurmmesh.hosts.linux import become_subreaper, kill_group, sweep_children
+from slurmmesh.hosts.linux import become_subreaper, die_with_parent, kill_group, sweep_children
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.submit.interrupts import Interrupts
 
-_PR_SET_PDEATHSIG = 1
 # From the SIGTERM that ends a program's patience to SIGKILL.
 _LAST_GRACE_S = 5.0
 
@@ -42,13 +40,7 @@ class Foreground:
         self._steps: list[int] = []
         self._deadline = 0.0
         become_subreaper()  # what the controller leaves behind comes to us, to be ended
-        prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-        def end_with_parent() -> None:
-            prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
+        parent = os.getpid()
         try:
             with open(folder / "controller.log", "ab") as log:
                 self._process = subprocess.Popen(
@@ -58,7 +50,7 @@ class Foreground:
                     stderr=log,
                     env={**os.environ, **_job_variables(job, job_id, folder)},
                     start_new_session=True,
-                    preexec_fn=end_with_parent,
+                    preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
                 )
         except OSError as error:
             raise SetupError(f"the controller could not be started: {error}") from error
