@@ -6,23 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmmesh.faults.schedule import Shot
-
-
-@dataclass(frozen=True)
-class Target:
-    """A process that may be hit, as it is now.
-
-    Attributes:
-        pid: of the present process: another one after each restart.
-        ready: it takes part in training.
-    """
-
-    replica: int
-    mesh: str
-    rank: int
-    host: str
-    pid: int
-    ready: bool
+from slurmmesh.recovery.records import Target
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from slurmmesh.errors import UsageError
-from slurmmesh.faults.aim import Hit, Target, aim
+from slurmmesh.faults.aim import Hit, aim
 from slurmmesh.faults.plan import FaultPlan
 from slurmmesh.faults.schedule import Shot, schedule
+from slurmmesh.recovery.records import Target
 from slurmmesh.telemetry import emit as emit_event
 
 

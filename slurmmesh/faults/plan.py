@@ -13,7 +13,16 @@ SIGNALS = {
     "kill": signal.SIGKILL,
     "segfault": signal.SIGSEGV,
     "abort": signal.SIGABRT,
-    "exit": signal.SIGTERM,
+    "term": signal.SIGTERM,
+}
+# What people call a fault by another name: its signal, or what it looks like to them.
+_OTHER_NAMES = {
+    "exit": "term",
+    "terminate": "term",
+    "stop": "term",
+    **{signum.name.lower(): kind for kind, signum in SIGNALS.items()},
+    "segv": "segfault",
+    "abrt": "abort",
 }
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _SHORTEST_S = 0.01
@@ -26,7 +35,7 @@ class FaultPlan:
     """One kind of fault, again and again.
 
     Attributes:
-        kind: ``kill``, ``segfault``, ``abort`` or ``exit``: by SIGKILL, SIGSEGV, SIGABRT, SIGTERM.
+        kind: ``kill``, ``segfault``, ``abort`` or ``term``: by SIGKILL, SIGSEGV, SIGABRT, SIGTERM.
         every_s: seconds between two of them, and before the first.
 
     Raises:
@@ -38,8 +47,9 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         if self.kind not in SIGNALS:
-            near = get_close_matches(self.kind, SIGNALS, n=1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            near = get_close_matches(self.kind, [*SIGNALS, *_OTHER_NAMES], n=1)
+            kind = _OTHER_NAMES.get(near[0], near[0]) if near else ""
+            meant = f" (did you mean {kind!r}?)" if kind else ""
             raise UsageError(f"no fault {self.kind!r}{meant}: use {', '.join(SIGNALS)}")
         if not _SHORTEST_S <= self.every_s <= _LONGEST_S:
             raise UsageError(

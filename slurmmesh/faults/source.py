@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slurmmesh.errors import UsageError
 from slurmmesh.faults.injector import Injector
 from slurmmesh.faults.plan import FaultPlan, parse_all
+from slurmmesh.recovery.records import Target
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Faults:
     def start(
         self,
         replicas: int,
-        targets: Callable[[], Sequence[Any]],
-        fire: Callable[[Any, int], object],
+        targets: Callable[[], Sequence[Target]],
+        fire: Callable[[Target, int], object],
     ) -> Injector:
         """Begin to inject; ``stop()`` of what is returned ends it.
 
         Args:
-            targets: gives the processes as they are, each with the attributes of a ``Target``.
+            targets: gives the processes as they are.
             fire: sends a signal to one of them.
         """
         injector = Injector(

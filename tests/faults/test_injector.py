@@ -200,7 +200,7 @@ def test_a_victim_that_survived_may_be_hit_again_once_it_was_away():
         stage.targets[0] = target(0, ready=stage.now != 109.0)
 
     stage.on_wait = away
-    stage.run("exit@3s", survivors=0)
+    stage.run("term@3s", survivors=0)
     assert [kind for kind, _ in stage.kinds() if kind != "fire"] == [
         "fault",
         "fault_skipped",
@@ -253,7 +253,7 @@ def test_it_may_be_stopped_from_its_own_shot():
     assert stage.kinds() == [("fault", 3.0)]
 
 
-@pytest.mark.parametrize("kind", ["kill", "segfault", "abort", "exit"])
+@pytest.mark.parametrize("kind", ["kill", "segfault", "abort", "term"])
 def test_real_processes_die_of_the_signal(kind):
     """Three processes, of which one is always left, however slowly deaths become known."""
     program = (

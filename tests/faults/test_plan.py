@@ -18,7 +18,7 @@ from slurmmesh.faults import SIGNALS, FaultPlan, parse, parse_all
         ("kill@3s", "kill", 3.0),
         ("segfault@500ms", "segfault", 0.5),
         ("abort@1.5m", "abort", 90.0),
-        ("exit@1h", "exit", 3600.0),
+        ("term@1h", "term", 3600.0),
         ("kill@3", "kill", 3.0),
         ("kill@.5s", "kill", 0.5),
         (" KILL @ 3S ", "kill", 3.0),
@@ -33,7 +33,7 @@ def test_kinds_are_signals():
         "kill": signal.SIGKILL,
         "segfault": signal.SIGSEGV,
         "abort": signal.SIGABRT,
-        "exit": signal.SIGTERM,
+        "term": signal.SIGTERM,
     }
 
 
@@ -57,7 +57,11 @@ def test_short_forms_are_printed():
     [
         ("kil@3s", "did you mean 'kill'"),
         ("segfualt@3s", "did you mean 'segfault'"),
-        ("nuke@3s", "use kill, segfault, abort, exit"),
+        ("nuke@3s", "use kill, segfault, abort, term"),
+        ("exit@3s", r"did you mean 'term'\?.*: use kill, segfault, abort, term"),
+        ("sigterm@3s", "did you mean 'term'"),
+        ("SIGKILL@3s", "did you mean 'kill'"),
+        ("segv@3s", "did you mean 'segfault'"),
         ("@3s", "no fault ''"),
         ("kill", "has no interval"),
         ("", "has no interval"),
