@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+# "python -m" has put the working folder first, where a user's json.py would take Python's place.
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    sys.path.append(sys.path.pop(0))
+
 import argparse
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn

@@ -14,7 +14,9 @@ from submitit.core.submission import submitit_main
 
 from slurmmesh.slurm.steps import StepJobEnvironment
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Run the function of the step that this process is in."""
     known = cast("dict[str, JobEnvironment]", plugins.get_job_environments())
     known.setdefault(StepJobEnvironment.name(), StepJobEnvironment())
     submitit_main()

@@ -28,6 +28,7 @@ from submitit.core.job_environment import JobEnvironment
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.slurm import environment
 from slurmmesh.slurm.allocation import Allocation
+from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.quoting import literal_pattern
 
@@ -309,7 +310,7 @@ class StepExecutor(core.PicklingExecutor):
 
     @property
     def _submitit_command_str(self) -> str:
-        return shlex.join([sys.executable, "-u", "-m", "slurmmesh.slurm.step_main"])
+        return shlex.join([sys.executable, "-u", "-c", python_code("slurmmesh.slurm.step_main")])
 
     def _num_tasks(self) -> int:
         parameters = StepParameters(**self.parameters)

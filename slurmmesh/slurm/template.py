@@ -11,6 +11,7 @@ import jinja2
 
 from slurmmesh._version import __version__
 from slurmmesh.errors import EXIT_SETUP_FAILED
+from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import directive_value, has_control_characters, output_pattern, sh
@@ -53,6 +54,7 @@ def _values(job: SlurmJob) -> dict[str, Any]:
         "job": job,
         "output": None if has_control_characters(output) else output,
         "setup_failed": EXIT_SETUP_FAILED,
+        "controller": python_code("slurmmesh.hosts.program"),
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from slurmmesh.config import Settings
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.linux import become_subreaper, die_with_parent, kill_group, sweep_children
+from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.submit.interrupts import Interrupts
 
@@ -44,7 +45,7 @@ class Foreground:
         try:
             with open(folder / "controller.log", "ab") as log:
                 self._process = subprocess.Popen(
-                    [job.python, "-u", "-m", "slurmmesh.hosts.program", *job.argv],
+                    [job.python, "-u", "-c", python_code("slurmmesh.hosts.program"), *job.argv],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

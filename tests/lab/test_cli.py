@@ -38,6 +38,14 @@ def test_exec_runs_a_command_on_sixteen_nodes_and_leaves_nothing(cli: Any, is_go
 
 
 @slurm
+def test_files_of_the_user_hide_no_module_of_pythons(cli: Any) -> None:
+    for name in ("json", "queue", "subprocess", "argparse", "socket", "selectors", "pwd"):
+        (cli.folder / f"{name}.py").write_text(f"raise RuntimeError('the wrong {name}')")
+    done = cli.run("exec", "--nodes", "1", "--", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@slurm
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -KILL $$", 137)])
 def test_exec_ends_with_the_commands_code(cli: Any, command: str, code: int) -> None:
     assert cli.run("exec", "--nodes", "1", "--", "sh", "-c", command).returncode == code

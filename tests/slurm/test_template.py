@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurmmesh._version import __version__
 from slurmmesh.errors import UsageError
+from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.template import command_line_options, render
 
@@ -85,9 +86,10 @@ def test_no_value_adds_a_directive_or_a_command(
 def test_bash_accepts_it_and_gives_each_word_as_it_was() -> None:
     script = render(FULL)
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
-    last = script.splitlines()[-1].replace('exec "$python"', "printf '%s\\0'")
+    at = script.index("\ncontroller=")
+    last = script[at:].replace('exec "$python"', "printf '%s\\0'")
     done = subprocess.run(["bash", "-c", last], capture_output=True, check=True, text=True)
-    words = ["-u", "-m", "slurmmesh.hosts.program", *FULL.argv]
+    words = ["-u", "-c", python_code("slurmmesh.hosts.program"), *FULL.argv]
     assert done.stdout.split("\0")[:-1] == words
 
 

@@ -55,6 +55,27 @@ class Command:
         (self.folder / name).write_text(text)
         return name
 
+    def program_among_namesakes(self) -> str:
+        """A program with hosts, beside modules called as those of Python's that we need."""
+        for name in ("json", "queue", "subprocess", "argparse", "selectors", "socket", "ssl"):
+            self.script(f"raise RuntimeError('the wrong {name}')", f"{name}.py")
+        self.script("WORD = 'found beside it'", "helper.py")
+        return self.script(
+            """
+import helper
+import slurmmesh as sm
+
+class Actor(sm.Actor):
+    @sm.endpoint
+    def word(self):
+        import helper
+        return helper.WORD
+
+actors = sm.this_job().hosts.spawn_procs(name="procs").spawn("actor", Actor)
+print(helper.WORD, list(actors.word.call().get().values()))
+"""
+        )
+
     @property
     def jobs(self) -> Path:
         return self.folder / "slurmmesh-jobs"

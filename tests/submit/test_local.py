@@ -81,6 +81,14 @@ def test_a_module(local: Any) -> None:
     assert "module ['x']" in done.stdout
 
 
+def test_files_of_the_user_hide_no_module_of_pythons(local: Any) -> None:
+    name = local.program_among_namesakes()
+    for program in ([name], ["-m", "program"]):
+        done = local.run("--cluster=local", "-N2", *program)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "found beside it ['found beside it', 'found beside it']" in done.stdout
+
+
 def test_parsable_prints_the_id_alone(local: Any) -> None:
     done = local.run("--cluster=local", "--parsable", local.script("print('output')"))
     (folder,) = local.jobs.iterdir()

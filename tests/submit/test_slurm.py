@@ -75,6 +75,13 @@ print(sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURMMES
     assert str(folder / "controller.log") in (slurm.jobs / f"{job_id}.out").read_text()
 
 
+def test_files_of_the_user_hide_no_module_of_pythons(slurm: Any) -> None:
+    name = slurm.program_among_namesakes()
+    done = slurm.run("--wait", "-N2", name)
+    assert done.returncode == 0, done.stderr + slurm.log()
+    assert "found beside it ['found beside it', 'found beside it']" in slurm.log()
+
+
 def test_without_wait_it_returns_at_once(slurm: Any, lab: Lab) -> None:
     done = slurm.run("--parsable", LATER, slurm.script(""))
     assert done.returncode == 0, done.stderr

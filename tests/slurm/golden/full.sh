@@ -39,5 +39,7 @@ export SLURMMESH_NODES=16
 export SLURMMESH_SPARES=1
 export SLURMMESH_GPUS_PER_NODE=8
 
+# Like "python -m slurmmesh.hosts.program", but no file in this folder hides a module of Python's.
+controller='import os, sys; sys.path[:] = [p for p in sys.path if p] + [os.getcwd()] * ("" in sys.path); from slurmmesh.hosts.program import main; main()'
 # The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
-exec "$python" -u -m slurmmesh.hosts.program -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'
+exec "$python" -u -c "$controller" -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'

@@ -32,5 +32,7 @@ export SLURMMESH_NODES=1
 export SLURMMESH_SPARES=0
 export SLURMMESH_GPUS_PER_NODE=0
 
+# Like "python -m slurmmesh.hosts.program", but no file in this folder hides a module of Python's.
+controller='import os, sys; sys.path[:] = [p for p in sys.path if p] + [os.getcwd()] * ("" in sys.path); from slurmmesh.hosts.program import main; main()'
 # The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
-exec "$python" -u -m slurmmesh.hosts.program train.py
+exec "$python" -u -c "$controller" train.py
