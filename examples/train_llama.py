@@ -10,13 +10,15 @@ Four parts: the model, the data, what each replica does, and what starts the rep
 from __future__ import annotations
 
 import argparse
+import json
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import slurmmesh as sm
-from slurmmesh.telemetry.report import write_report
+from slurmmesh.telemetry.report import make_writable, write_report
 
+sm.explain_errors()  # bad input ends this with one line and an exit code, started in any way
 sm.recovery.require_torch()  # says how to install it, where it is missing
 
 import torch  # noqa: E402
@@ -219,6 +221,7 @@ def main() -> None:
     options = parse()
     faults = sm.faults.Faults.parse(options.faults, options.seed) if options.faults else None
     job = sm.job_or_local()
+    out = make_writable(options.out or job.folder)
     try:
         run = sm.recovery.train(
             train,
@@ -232,11 +235,13 @@ def main() -> None:
             sync_every=options.sync_every,
             seed=options.seed,
         )
-        held_out = ", ".join("-" if v is None else f"{v:.3f}" for v in run.values)
-        print(f"{run.steps} steps, {run.deaths} deaths, {run.recovered} recovered")
-        print(f"loss {run.final_loss:.3f}; held out, by replica: {held_out}")
     finally:
-        print(f"report: {write_report(job.folder, options.out or job.folder)}")
+        report = write_report(job.folder, out)
+        print(f"report: {report}")
+    final_loss = json.loads((out / "summary.json").read_text())["final_loss"]
+    loss, *held_out = ("-" if v is None else f"{v:.3f}" for v in (final_loss, *run.values))
+    print(f"{run.steps} steps, {run.deaths} deaths, {run.recovered} recovered")
+    print(f"loss {loss}; held out, by replica: {', '.join(held_out)}")
 
 
 if __name__ == "__main__":

@@ -118,8 +118,6 @@ class DdpSession(Session):
             self._next_batch += self.participants * self._replica.group_size
             self._tell("stepped", time.time())
         self._last_loss, self._loss = float(self._loss), None
-        if committed:
-            self._replica.took_part(self._last_loss)
         self._replica.emit(
             "step",
             step=self.step_number,

@@ -235,7 +235,6 @@ class DilocoSession(Session):
         loss = self._mean_loss()
         if committed and contributes and loss is not None:
             self._tell("stepped", time.time())
-            self._replica.took_part(loss)
         self._replica.emit(
             "step",
             step=self._syncs,

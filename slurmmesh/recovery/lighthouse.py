@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,16 +16,16 @@ from typing import Any
 
 from slurmmesh import telemetry
 from slurmmesh.actors import Actor, Future, ProcEvent, context, endpoint
+from slurmmesh.errors import ActorError, SupervisionError
 from slurmmesh.hosts import HostMesh
+from slurmmesh.recovery.requirements import PRELOAD
 from slurmmesh.recovery.settings import RecoverySettings
 from slurmmesh.supervision import Supervision
 
 PORTS = range(20000, 30000)
 """Below what Linux hands out by itself, so that nobody is given the port during a restart."""
 
-_PRELOAD = "slurmmesh.recovery.preload"
 _BIND_TRIES_S = 5.0
-_EXIT_NO_PORT = 98
 _CONNECT = timedelta(seconds=5)
 
 
@@ -57,46 +56,38 @@ def url(address: str, port: int) -> str:
     return f"http://{host}:{port}"
 
 
-class PortActor(Actor):
-    """Finds a port on the Lighthouse's host."""
-
-    @endpoint
-    def find(self) -> tuple[str, int]:
-        """The host's address on the fabric, and a free port there."""
-        address = context().host_address
-        return address, free_port(address)
-
-
 class LighthouseActor(Actor):
     """Holds TorchFT's LighthouseServer, bound to the host's fabric address.
 
     Args:
-        port: the port to use at every start.
         settings: heartbeat and quorum times, and the least number of replicas.
     """
 
-    def __init__(self, port: int, settings: RecoverySettings) -> None:
-        self._url = url(context().host_address, port)
+    def __init__(self, settings: RecoverySettings) -> None:
         self._settings = settings
         self._server: Any = None
 
     @endpoint
-    def serve(self, members: tuple[str, ...]) -> int:
-        """Begin to decide; returns the process id.
+    def serve(self, members: tuple[str, ...], place: str) -> tuple[int, str]:
+        """Begin to decide; returns the process id and the URL.
 
         Args:
+            place: the URL it had before; empty: any free port of this host.
             members: who is alive, as TorchFT names them. They count as alive for one heartbeat
                 timeout: a Lighthouse that was started again knows nobody, and would make a
                 quorum of whoever asks first.
+
+        Raises:
+            SupervisionError: somebody else has the port.
         """
         from torchft.coordination import LighthouseClient
 
-        self._server = _bind(self._url.removeprefix("http://"), self._settings)
+        self._server, place = _bind(context().host_address, place, self._settings)
         if members:
-            client = LighthouseClient(self._url, connect_timeout=_CONNECT)
+            client = LighthouseClient(place, connect_timeout=_CONNECT)
             for member in members:
                 client.heartbeat(member)
-        return os.getpid()
+        return os.getpid(), place
 
     def __cleanup__(self, error: BaseException | None) -> None:
         """Stop deciding."""
@@ -104,15 +95,16 @@ class LighthouseActor(Actor):
             self._server.shutdown()
 
 
-def _bind(location: str, settings: RecoverySettings) -> Any:
-    """A LighthouseServer; ends the process if the port cannot be had, so that it is restarted."""
+def _bind(address: str, fixed: str, settings: RecoverySettings) -> tuple[Any, str]:
+    """A LighthouseServer and its URL: ``fixed``, or else one with any port that is free."""
     from torchft.coordination import LighthouseServer
 
     deadline = time.monotonic() + _BIND_TRIES_S
     while True:
+        place = fixed or url(address, free_port(address))
         try:
-            return LighthouseServer(
-                bind=location,
+            server = LighthouseServer(
+                bind=place.removeprefix("http://"),
                 min_replicas=settings.min_replicas,
                 join_timeout_ms=round(1000 * settings.join_timeout_s),
                 quorum_tick_ms=max(1, round(1000 * settings.quorum_tick_s)),
@@ -120,10 +112,13 @@ def _bind(location: str, settings: RecoverySettings) -> Any:
             )
         except RuntimeError as error:
             if time.monotonic() > deadline:
-                print(f"the Lighthouse cannot listen on {location}: {error}", file=sys.stderr)
-                sys.stderr.flush()
-                os._exit(_EXIT_NO_PORT)
+                raise SupervisionError(
+                    f"the Lighthouse cannot listen on {place}: {error}. Another program may have "
+                    "taken its port while it was being started again"
+                ) from error
             time.sleep(0.05)
+        else:
+            return server, place
 
 
 class LighthouseService:
@@ -132,7 +127,11 @@ class LighthouseService:
     Args:
         host: a host mesh of one.
         on_event: told what happens to its process; see ``ProcMesh.on_event``.
+        on_failed: told, from any thread, why it cannot go on although its process runs.
         members: gives the names of the quorum's members that are alive, as TorchFT knows them.
+
+    Raises:
+        SupervisionError: it could not be started.
     """
 
     def __init__(
@@ -141,17 +140,20 @@ class LighthouseService:
         settings: RecoverySettings,
         restarts: Supervision,
         on_event: Callable[[ProcEvent], object],
+        on_failed: Callable[[BaseException], object],
         members: Callable[[], tuple[str, ...]],
     ) -> None:
         self._members = members
-        self._procs = host.spawn_procs(name="lighthouse", preload=(_PRELOAD,), supervise=restarts)
-        ports = self._procs.spawn("ports", PortActor)
-        address, port = ports.find.call_one().get()
-        self.address = url(address, port)
-        self._actor = self._procs.spawn("lighthouse", LighthouseActor, port, settings)
+        self._on_failed = on_failed
+        self.address = ""
+        self._procs = host.spawn_procs(name="lighthouse", preload=(PRELOAD,), supervise=restarts)
+        self._actor = self._procs.spawn("lighthouse", LighthouseActor, settings)
         self._procs.on_event(self._on_event)
         self._procs.on_event(on_event)
-        self._serve(0).get()
+        try:
+            _pid, self.address = self._serve(0).get()
+        except ActorError as error:
+            raise (error.exception or error) from None
 
     def _on_event(self, event: ProcEvent) -> None:
         """In the thread that drives the links."""
@@ -166,18 +168,17 @@ class LighthouseService:
                 incarnation=event.incarnation,
             )
 
-    def _serve(self, incarnation: int) -> Future[int]:
+    def _serve(self, incarnation: int) -> Future[tuple[int, str]]:
         """Let a process that has just been started be the Lighthouse, and tell of it."""
-        answer = self._actor.serve.call_one(self._members())
+        answer = self._actor.serve.call_one(self._members(), self.address)
 
-        def up(future: Future[int]) -> None:
-            if future.exception(0) is None:
-                telemetry.emit(
-                    "lighthouse_up",
-                    address=self.address,
-                    pid=future.get(0),
-                    incarnation=incarnation,
-                )
+        def up(future: Future[tuple[int, str]]) -> None:
+            error = future.exception(0)
+            if error is None:
+                pid, address = future.get(0)
+                telemetry.emit("lighthouse_up", address=address, pid=pid, incarnation=incarnation)
+            elif isinstance(error, ActorError):  # else it died, and is started again
+                self._on_failed(error.exception or error)
 
         answer.add_done_callback(up)
         return answer

@@ -22,12 +22,12 @@ from slurmmesh.hosts import HostMesh
 from slurmmesh.recovery.assignment import Assignment
 from slurmmesh.recovery.errors import StateLost
 from slurmmesh.recovery.lighthouse import LighthouseService
-from slurmmesh.recovery.records import Plan, ReplicaRecord, Stoppable, TargetProc
+from slurmmesh.recovery.records import Plan, ReplicaRecord, Stoppable, Target
+from slurmmesh.recovery.requirements import PRELOAD
 from slurmmesh.recovery.trace import Emit, RecoveryTracer
 from slurmmesh.recovery.worker import ControlActor, Outcome, Report, ReporterActor, TrainerActor
 from slurmmesh.supervision import Supervision
 
-_PRELOAD = "slurmmesh.recovery.preload"
 _STOP_GRACE_S = 2.0
 _ABORT_GRACE_S = 0.2
 """For trainers that are in the middle of a step when the run fails or is interrupted."""
@@ -94,6 +94,7 @@ class Orchestrator:
             plan.settings,
             plan.lighthouse_restarts,
             lambda event: self._inbox.put(lambda: self._on_lighthouse(event)),
+            lambda error: self._inbox.put(lambda: self._fail(error)),
             self._members,
         )
         for replica in self._replicas:
@@ -105,7 +106,7 @@ class Orchestrator:
             {"procs": plan.procs_per_replica},
             name=f"replica{index}",
             env={**plan.settings.environment(), **plan.env},
-            preload=(_PRELOAD, *plan.preload),
+            preload=(PRELOAD, *plan.preload),
             supervise=plan.restarts,
         )
         procs.on_event(lambda event: self._inbox.put(lambda: self._on_proc(index, event)))
@@ -144,9 +145,7 @@ class Orchestrator:
     def _call_run(self, replica: ReplicaRecord) -> None:
         plan = self._plan
         replica.state = "training"
-        returned = replica.trainer.run.call(
-            plan.function, plan.args, plan.kwargs, self._assignment(replica)
-        )
+        returned = replica.trainer.run.call(plan.function, plan.args, self._assignment(replica))
         self._then(replica, returned, self._on_returned)
 
     def _assignment(self, replica: ReplicaRecord) -> Assignment:
@@ -204,8 +203,10 @@ class Orchestrator:
         replica = self._replicas[index]
         if event.kind == "exited" and not event.expected:
             self._on_death(replica, event)
-        elif event.kind == "given_up" and _is_lost(event):
+        elif event.kind == "given_up" and event.cause and event.cause.kind == "host_lost":
             self._on_host_lost(replica)
+        elif event.kind == "given_up" and event.cause and event.cause.kind == "not_started":
+            self._failure = SupervisionError(event.cause.describe())
         elif event.kind == "given_up":
             self._give_up(f"replica {index}", event, self._plan.restarts)
         elif event.kind == "restarted":
@@ -265,6 +266,9 @@ class Orchestrator:
             f"{who} died more than {rules.max_restarts} times within {rules.within_s:g} s and is "
             f"not started again.{last}{lines}"
         )
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
 
     def _on_lighthouse(self, event: ProcEvent) -> None:
         if event.kind == "given_up":
@@ -344,9 +348,9 @@ class Orchestrator:
         if faults is not None and self._injector is None and started:
             self._injector = faults.start(len(self._replicas), self._targets, self._fire)
 
-    def _targets(self) -> list[TargetProc]:
+    def _targets(self) -> list[Target]:
         return [
-            TargetProc(
+            Target(
                 replica=replica.index,
                 mesh=replica.procs.name,
                 rank=rank,
@@ -358,7 +362,7 @@ class Orchestrator:
             for (rank, pid), host in zip(replica.pids.items(), replica.procs.hosts, strict=False)
         ]
 
-    def _fire(self, target: TargetProc, signum: int) -> None:
+    def _fire(self, target: Target, signum: int) -> None:
         at = time.time()
         self._inbox.put(lambda: self._tracer.fault(target.pid, at))
         self._replicas[target.replica].procs.send_signal(signum, target.rank)
@@ -387,9 +391,3 @@ class Orchestrator:
         for future in stopping:
             with contextlib.suppress(SupervisionError, CallTimeout):
                 future.get(grace_s + 5.0)
-
-
-def _is_lost(event: ProcEvent) -> bool:
-    """Whether a process ended neither by itself nor by a signal: its host is gone."""
-    cause = event.cause
-    return cause is not None and cause.signal is None and cause.exit_code is None

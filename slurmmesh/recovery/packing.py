@@ -7,13 +7,14 @@ been proved: unpickling runs code.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from slurmmesh.wire.codec import memory_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Packed:
 
     @property
     def views(self) -> list[memoryview]:
-        """The memory of the tensors; valid as long as this object lives."""
+        """The memory of the tensors."""
         return [memory_of(tensor) for tensor in self.tensors]
 
     @property
@@ -71,14 +72,6 @@ def make_room(header: bytes) -> tuple[Any, list[torch.Tensor]]:
     unpickler = _Unpickler(io.BytesIO(header))
     state = unpickler.load()
     return state, unpickler.tensors
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, writable, without a copy."""
-    if tensor.nbytes == 0:
-        return memoryview(bytearray())
-    array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")
 
 
 class _Pickler(pickle.Pickler):

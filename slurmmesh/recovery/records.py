@@ -12,6 +12,23 @@ from slurmmesh.recovery.worker import Outcome
 from slurmmesh.supervision import Supervision
 
 
+@dataclass(frozen=True)
+class Target:
+    """A process that a fault may hit, as it is now.
+
+    Attributes:
+        pid: of the present process: another one after each restart.
+        ready: it takes part in training.
+    """
+
+    replica: int
+    mesh: str
+    rank: int
+    host: str
+    pid: int
+    ready: bool
+
+
 class Stoppable(Protocol):
     """Something that goes on until it is stopped."""
 
@@ -31,22 +48,10 @@ class FaultSource(Protocol):
     def start(
         self,
         replicas: int,
-        targets: Callable[[], Sequence[Any]],
-        fire: Callable[[Any, int], object],
+        targets: Callable[[], Sequence[Target]],
+        fire: Callable[[Target, int], object],
     ) -> Stoppable:
         """Begin to inject. ``targets`` gives the processes as they are; ``fire`` hits one."""
-
-
-@dataclass(frozen=True)
-class TargetProc:
-    """A process that a fault may hit. ``ready``: its replica takes part in training."""
-
-    replica: int
-    mesh: str
-    rank: int
-    host: str
-    pid: int
-    ready: bool
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,6 @@ class Plan:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     placement: tuple[int, ...]
     first_devices: tuple[int, ...]
     procs_per_replica: int

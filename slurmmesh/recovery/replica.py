@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ from torchft.manager import Manager
 from slurmmesh import telemetry
 from slurmmesh.errors import UsageError
 from slurmmesh.recovery.assignment import Assignment
+from slurmmesh.recovery.binding import manager_at
 from slurmmesh.recovery.control import Control
 from slurmmesh.recovery.gloo import AbortableGloo
 from slurmmesh.recovery.membership import Membership, member_name
@@ -26,9 +26,6 @@ from slurmmesh.wire.identity import Credentials
 if TYPE_CHECKING:
     from slurmmesh.recovery.ddp import DdpSession
     from slurmmesh.recovery.diloco import DilocoSession
-
-LAST_LOSSES = 10
-"""A run's final loss is the mean over so many last steps."""
 
 
 class Stateful(Protocol):
@@ -72,7 +69,6 @@ class Replica:
         self.address = address
         self.control = control or Control()
         self._report = report
-        self._losses: deque[float] = deque(maxlen=LAST_LOSSES)
         self.step_number: Callable[[], int] = lambda: 0
         """Steps committed so far; set by the session."""
         self._credentials = credentials
@@ -196,28 +192,29 @@ class Replica:
             settings.timeout_s,
             give_up=lambda: bool(self.membership.dead_members()),
         )
-        self._manager = Manager(
-            pg=self.process_group,
-            load_state_dict=None,
-            state_dict=None,
-            min_replica_size=settings.min_replicas,
-            # A restarted replica then heals before its first step and takes part in it.
-            use_async_quorum=False,
-            timeout=settings.timeout,
-            quorum_timeout=timedelta(seconds=settings.quorum_timeout_s),
-            connect_timeout=timedelta(seconds=settings.connect_timeout_s),
-            rank=place.group_rank,
-            world_size=place.group_size,
-            store_addr=place.store[0],
-            store_port=place.store[1],
-            lighthouse_addr=place.lighthouse,
-            replica_id=member_name(place.replica, place.incarnation),
-            hostname=self.address,
-            heartbeat_interval=timedelta(seconds=settings.heartbeat_interval_s),
-            checkpoint_transport=self.transport,
-            init_sync=settings.init_sync,
-            quorum_retries=settings.quorum_retries,
-        )
+        with manager_at(self.address):
+            self._manager = Manager(
+                pg=self.process_group,
+                load_state_dict=None,
+                state_dict=None,
+                min_replica_size=settings.min_replicas,
+                # A restarted replica then heals before its first step and takes part in it.
+                use_async_quorum=False,
+                timeout=settings.timeout,
+                quorum_timeout=timedelta(seconds=settings.quorum_timeout_s),
+                connect_timeout=timedelta(seconds=settings.connect_timeout_s),
+                rank=place.group_rank,
+                world_size=place.group_size,
+                store_addr=place.store[0],
+                store_port=place.store[1],
+                lighthouse_addr=place.lighthouse,
+                replica_id=member_name(place.replica, place.incarnation),
+                hostname=self.address,
+                heartbeat_interval=timedelta(seconds=settings.heartbeat_interval_s),
+                checkpoint_transport=self.transport,
+                init_sync=settings.init_sync,
+                quorum_retries=settings.quorum_retries,
+            )
         self.quorums = QuorumClient(self._manager._client, self.membership)
         self._manager._client = self.quorums  # type: ignore[assignment]
         self.control.listen(self._peer_died, self.membership.gone)
@@ -241,15 +238,6 @@ class Replica:
         """Write an event for this replica; only the first process of its group does."""
         if self.group_rank == 0:
             telemetry.emit(kind, replica=self.rank, **fields)
-
-    def took_part(self, loss: float) -> None:
-        """Note the loss of a committed step in which this replica took part."""
-        self._losses.append(loss)
-
-    @property
-    def last_losses(self) -> tuple[float, ...]:
-        """Losses of the last :data:`LAST_LOSSES` such steps, oldest first."""
-        return tuple(self._losses)
 
     def report(self, word: str, **details: Any) -> None:
         """Tell the controller something; only the first process of the group does."""

@@ -6,10 +6,8 @@ import importlib.util
 
 from slurmmesh.errors import MissingDependencyError
 
-_NEEDED = {
-    "torch": "torch>=2.7",
-    "torchft": "torchft>=0.2,<0.3",
-}
+PRELOAD = "slurmmesh.recovery.preload"
+"""The module that a host imports once for all processes of a run."""
 
 
 def require_torch() -> None:
@@ -18,10 +16,9 @@ def require_torch() -> None:
     Raises:
         MissingDependencyError: one is missing; the text has the line that installs it.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("torch", "torchft") if importlib.util.find_spec(name) is None]
     if missing:
-        line = " ".join(f"'{_NEEDED[name]}'" for name in missing)
+        # The versions are in the package's extra alone.
         raise MissingDependencyError(
-            f"training needs {' and '.join(missing)}: pip install {line}\n"
-            "(or all of it: pip install 'slurmmesh[train]')"
+            f"training needs {' and '.join(missing)}: pip install 'slurmmesh[train]'"
         )

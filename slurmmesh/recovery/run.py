@@ -28,8 +28,6 @@ class RunResult:
         values: what the function returned, by replica (of its first process); None for one
             that is in ``left_out``.
         steps: committed steps.
-        final_loss: mean loss over the last 10 committed steps, over all replicas; None if no
-            step was committed.
         deaths: replicas that died, each time counted.
         recovered: how many of them came back and committed a step.
         left_out: replicas that were down at the end, or whose host was lost.
@@ -37,7 +35,6 @@ class RunResult:
 
     values: tuple[Any, ...]
     steps: int
-    final_loss: float | None
     deaths: int
     recovered: int
     left_out: tuple[int, ...]
@@ -105,7 +102,6 @@ def train(
     plan = Plan(
         function=function,
         args=args,
-        kwargs={},
         placement=placement,
         first_devices=device_indices(placement, procs_per_replica),
         procs_per_replica=procs_per_replica,
@@ -138,7 +134,6 @@ def train(
     telemetry.emit(
         "run_ended",
         status="finished",
-        final_loss=result.final_loss,
         error="",
         left_out=list(result.left_out),
     )
@@ -162,18 +157,15 @@ def _tell_end(error: BaseException) -> None:
     telemetry.emit(
         "run_ended",
         status="cancelled" if cancelled else "failed",
-        final_loss=None,
         error="" if cancelled else f"{type(error).__name__}: {error}",
     )
 
 
 def _result(outcomes: list[Outcome | None], orchestrator: Orchestrator) -> RunResult:
     finished = [outcome for outcome in outcomes if outcome is not None]
-    losses = [loss for outcome in finished for loss in outcome.losses]
     return RunResult(
         values=tuple(None if outcome is None else outcome.value for outcome in outcomes),
         steps=max((outcome.step for outcome in finished), default=0),
-        final_loss=sum(losses) / len(losses) if losses else None,
         deaths=orchestrator.deaths,
         recovered=orchestrator.recovered,
         left_out=tuple(index for index, outcome in enumerate(outcomes) if outcome is None),

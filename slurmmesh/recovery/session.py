@@ -58,6 +58,11 @@ class Session:
         self._told: set[str] = set()
         self._wait_until: float | None = None
         replica.step_number = lambda: self.step_number
+        replica.emit(
+            "replica_started",
+            incarnation=replica.assignment.incarnation,
+            device=_device_of(model),
+        )
         self._manager.register_state_dict_fn("session", self._load_state, self._save_state)
 
     @property
@@ -215,6 +220,17 @@ class Session:
         """Leave the run: stop asking for quorums and giving signs of life."""
         self._manager.shutdown(wait=False)
         self._replica.process_group.abort(errored=False)
+
+
+def _device_of(model: nn.Module) -> str:
+    """What the model computes on: ``cpu``, or the type and name of an accelerator."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or parameter.device.type == "cpu":
+        return "cpu"
+    kind = parameter.device.type
+    if kind == "cuda":  # ROCm's devices too
+        return f"{kind} {torch.cuda.get_device_name(parameter.device)}"
+    return kind
 
 
 def _chain(history: int, view: QuorumView, step: int) -> int:

@@ -86,11 +86,6 @@ class ConnectionGuard:
         self._handles: list[socket.socket] = []
         self._generation = 0
 
-    @property
-    def connections(self) -> int:
-        """How many connections are held."""
-        return len(self._handles)
-
     def begin(self, store_port: int) -> None:
         """Remember what is open now; what appears from here on belongs to the group.
 

@@ -10,11 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-PHASES = ("died", "detected", "decided", "respawned", "rendezvoused", "healed", "stepped")
-"""In order. A recovery that reaches the last is complete."""
-
-DURATIONS = ("detect_s", "decide_s", "respawn_s", "rendezvous_s", "state_s", "first_step_s")
-"""The time from each phase to the next."""
+from slurmmesh.telemetry import PHASES, durations
 
 FAULT_AGE_S = 10.0
 """A fault explains a death of the same process at most so long after it."""
@@ -40,11 +36,6 @@ class RecoveryTracer:
         self._count = 0
         self._faults: dict[int, float] = {}
         self.completed = 0
-
-    @property
-    def begun(self) -> int:
-        """Recoveries begun so far."""
-        return self._count
 
     def fault(self, pid: int, at: float) -> None:
         """A fault is about to be fired at a process: its death begins then."""
@@ -91,23 +82,15 @@ class RecoveryTracer:
 
     @staticmethod
     def _summary(recovery: _Recovery, step: int | None) -> dict[str, Any]:
-        times, durations = recovery.times, {}
-        known = times[PHASES[0]]
-        for phase, name in zip(PHASES[1:], DURATIONS, strict=True):
-            # A phase that was not told took no time of its own.
-            at = times.get(phase, known)
-            durations[name] = at - known
-            known = at
         # The step it takes part in is not lost; those in between were taken without it.
         lost = None
         if step is not None and recovery.step is not None:
             lost = max(0, step - recovery.step - 1)
         return {
-            "t": known,
+            "t": recovery.times[PHASES[-1]],
             "recovery": recovery.number,
             "replica": recovery.replica,
             "signal": recovery.signal,
-            **durations,
-            "total_s": known - times[PHASES[0]],
+            **durations(recovery.times),
             "steps_lost": lost,
         }

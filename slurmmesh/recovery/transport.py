@@ -24,7 +24,8 @@ from typing import Any
 from torchft.checkpointing.transport import CheckpointTransport
 
 from slurmmesh.errors import IdentityError
-from slurmmesh.recovery.packing import Packed, make_room, memory_of, pack
+from slurmmesh.recovery.packing import Packed, make_room, pack
+from slurmmesh.wire.codec import memory_of
 from slurmmesh.wire.identity import Credentials, client_context, peer_name, server_context
 
 _log = logging.getLogger(__name__)

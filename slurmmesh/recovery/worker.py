@@ -32,13 +32,11 @@ class Outcome:
         finished: False if the run ended before this restarted replica was back in it.
         value: what the user's function returned.
         step: committed steps in the end.
-        losses: of the last steps in which it took part, oldest first.
     """
 
     finished: bool
     value: Any = None
     step: int = 0
-    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,10 @@ class TrainerActor(Actor):
     @endpoint
     def open_store(self) -> tuple[str, int]:
         """Host the TCPStore of this replica's group; returns where it is."""
-        from torch.distributed import TCPStore
+        from slurmmesh.recovery.binding import make_store
 
         address = context().host_address
-        _process.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        _process.store = make_store(address)
         return address, int(_process.store.port)
 
     @endpoint
@@ -85,17 +83,16 @@ class TrainerActor(Actor):
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         assignment: Assignment,
     ) -> Outcome:
-        """Call ``function(replica, *args, **kwargs)``.
+        """Call ``function(replica, *args)``.
 
         What the user's code raises is raised here, with one exception: when a device or the
         network failed, the process prints the traceback and exits, to be restarted.
         """
         replica = _process.replica or self._make_replica(assignment)
         try:
-            value = function(replica, *args, **kwargs)
+            value = function(replica, *args)
         except RunOver:
             replica.report("done")
             return Outcome(finished=False)
@@ -108,7 +105,7 @@ class TrainerActor(Actor):
                 os._exit(EXIT_DEVICE_FAILED)
             raise
         replica.report("done")
-        return Outcome(True, value, replica.step_number(), replica.last_losses)
+        return Outcome(True, value, replica.step_number())
 
     def _make_replica(self, assignment: Assignment) -> Any:
         import torch

@@ -8,5 +8,16 @@ from slurmmesh.telemetry.events import (
     read_events,
     set_sink,
 )
+from slurmmesh.telemetry.phases import DURATIONS, PHASES, durations
 
-__all__ = ["Event", "EventLog", "emit", "make_event", "read_events", "set_sink"]
+__all__ = [
+    "DURATIONS",
+    "PHASES",
+    "Event",
+    "EventLog",
+    "durations",
+    "emit",
+    "make_event",
+    "read_events",
+    "set_sink",
+]

@@ -21,7 +21,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ReportError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise ReportError(
+            f"cannot make the folder {folder}: {error.strerror}. Give another one"
+        ) from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from slurmmesh.telemetry import fields
 from slurmmesh.telemetry.events import Event
+from slurmmesh.telemetry.phases import DURATIONS, PHASES
 from slurmmesh.telemetry.records import (
-    DURATIONS,
-    PHASES,
     Fault,
     Host,
     InnerStep,
@@ -184,7 +183,6 @@ def _run_started(run: Run, t: float, event: Event) -> None:
     run.sync_every = fields.integer(event.get("sync_every"))
     run.seed = fields.integer(event.get("seed"))
     run.fault_plan = fields.text(event.get("faults"))
-    run.device = fields.text(event.get("device"))
     for index in range(min(run.declared or 0, _MOST_REPLICAS_FORESEEN)):
         run.replica(index)
 
@@ -290,6 +288,10 @@ def _recovered(run: Run, t: float, event: Event) -> None:
             recovery.reported[name] = seconds
 
 
+def _replica_started(run: Run, t: float, event: Event) -> None:
+    run.device = fields.text(event.get("device")) or run.device
+
+
 def _quorum(run: Run, t: float, event: Event) -> None:
     run.quorums.append(
         Quorum(
@@ -315,7 +317,6 @@ def _run_ended(run: Run, t: float, event: Event) -> None:
     run.ended_at = t
     run.status = fields.text(event.get("status")) or None
     run.error = fields.text(event.get("error"))
-    run.final_loss_reported = fields.number(event.get("final_loss"))
 
 
 _JOB_KINDS: dict[str, Callable[[RunHistory, float, Event], None]] = {
@@ -331,6 +332,7 @@ _JOB_KINDS: dict[str, Callable[[RunHistory, float, Event], None]] = {
 
 _RUN_KINDS: dict[str, Callable[[Run, float, Event], None]] = {
     "run_started": _run_started,
+    "replica_started": _replica_started,
     "step": _step,
     "inner_step": _inner_step,
     "fault": _fault,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from slurmmesh.telemetry import fields, wording
 from slurmmesh.telemetry.events import Event
 from slurmmesh.telemetry.history import RunHistory
-from slurmmesh.telemetry.records import DURATIONS
+from slurmmesh.telemetry.phases import DURATIONS
+from slurmmesh.telemetry.summary import final_loss, losses_by_step
 
 # Above this many hosts or replicas, only the last one's arrival and end is told.
 _MANY = 8
@@ -156,7 +157,7 @@ class Narrator:
 
     def _run_ended(self, event: Event) -> str:
         run = self._history.run
-        loss = f", final loss {wording.loss(run.final_loss_reported)}"
+        loss = f", final loss {wording.loss(final_loss(losses_by_step(self._history)))}"
         return f"training {run.status or 'ended'}{loss}{_because(run.error)}"
 
     def _job_ended(self, event: Event) -> str:

@@ -18,8 +18,9 @@ from slurmmesh._version import __version__
 from slurmmesh.telemetry import wording
 from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.outages import Timeline
+from slurmmesh.telemetry.phases import DURATIONS
 from slurmmesh.telemetry.plots import Plot
-from slurmmesh.telemetry.records import DURATIONS, Recovery
+from slurmmesh.telemetry.records import Recovery
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _PHASE_HEADS = tuple(name[:-2].replace("_", " ") for name in DURATIONS)
@@ -272,9 +273,12 @@ def _where_it_ran(history: RunHistory) -> list[str]:
     if not device:
         notes.append("The event log does not name the device the replicas computed on.")
     elif device.lower() == "cpu":
-        notes.append("The replicas computed on CPUs; on accelerators all times differ.")
+        notes.append(
+            "The replicas computed on CPUs, with tensors between them over Gloo; on accelerators "
+            "all times differ."
+        )
     else:
-        notes.append(f"The replicas computed on: {device}.")
+        notes.append(f"The replicas computed on: {device}, with tensors between them over Gloo.")
     return notes
 
 

@@ -19,7 +19,8 @@ from rich.text import Text
 from slurmmesh.telemetry import wording
 from slurmmesh.telemetry.fields import finite
 from slurmmesh.telemetry.history import RunHistory
-from slurmmesh.telemetry.records import DURATIONS, Replica, Run
+from slurmmesh.telemetry.phases import DURATIONS
+from slurmmesh.telemetry.records import Replica, Run
 from slurmmesh.telemetry.summary import losses_by_step
 
 _STATES = {

@@ -19,7 +19,8 @@ from slurmmesh.telemetry import wording
 from slurmmesh.telemetry.fields import finite
 from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.outages import Timeline
-from slurmmesh.telemetry.records import DURATIONS, Recovery
+from slurmmesh.telemetry.phases import DURATIONS
+from slurmmesh.telemetry.records import Recovery
 from slurmmesh.telemetry.summary import losses_by_step
 
 if TYPE_CHECKING:

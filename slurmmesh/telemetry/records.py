@@ -6,16 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-PHASES = ("died", "detected", "decided", "respawned", "rendezvoused", "healed", "stepped")
-"""The seven times of a recovery, in order."""
-
-DURATIONS = ("detect_s", "decide_s", "respawn_s", "rendezvous_s", "state_s", "first_step_s")
-"""The six durations between them, in order."""
-
-_BETWEEN = {
-    **{name: (PHASES[i], PHASES[i + 1]) for i, name in enumerate(DURATIONS)},
-    "total_s": (PHASES[0], PHASES[-1]),
-}
+from slurmmesh.telemetry.phases import PHASES, durations
 
 
 class Step(NamedTuple):
@@ -105,16 +96,11 @@ class Recovery:
     complete: bool = False
 
     def duration(self, name: str) -> float | None:
-        """Seconds of one of :data:`DURATIONS`, or of ``total_s``; None where unknown.
+        """Seconds of one of ``DURATIONS``, or of ``total_s``; None where unknown.
 
-        The reported figure wins; otherwise it is the difference of the two times around it,
-        zero at least: clocks of two hosts may disagree by more than a phase takes.
+        The reported figure wins.
         """
-        if name in self.reported:
-            return self.reported[name]
-        first, last = _BETWEEN[name]
-        start, end = self.times.get(first), self.times.get(last)
-        return None if start is None or end is None else max(0.0, end - start)
+        return self.reported.get(name, durations(self.times).get(name))
 
     @property
     def phase(self) -> str:
@@ -182,7 +168,6 @@ class Run:
     ended_at: float | None = None
     status: str | None = None
     error: str = ""
-    final_loss_reported: float | None = None
     replicas: dict[int, Replica] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     skipped_faults: list[SkippedFault] = field(default_factory=list)

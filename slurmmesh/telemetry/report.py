@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmmesh.errors import MissingDependencyError, SlurmmeshError, UsageError
+from slurmmesh.errors import MissingDependencyError, ReportError, SlurmmeshError, UsageError
 from slurmmesh.telemetry import page, plots
 from slurmmesh.telemetry.files import copy_whole, make_folder, write_whole
 from slurmmesh.telemetry.history import RunHistory
@@ -39,6 +40,25 @@ def read_history(events_path: Path | str) -> RunHistory:
             break
     history.malformed += tail.malformed
     return history
+
+
+def make_writable(folder: Path | str) -> Path:
+    """Make a folder for a report if it is not there, and see that it can be written to.
+
+    To be asked before a long training whose report goes there.
+
+    Raises:
+        ReportError: it cannot be made or written to.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ReportError(
+            f"cannot write to the folder {folder}: {error.strerror}. Give another one"
+        ) from error
+    return folder
 
 
 def write_report(

@@ -12,7 +12,7 @@ from typing import Any
 from slurmmesh.telemetry.fields import finite
 from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.outages import Timeline
-from slurmmesh.telemetry.records import DURATIONS
+from slurmmesh.telemetry.phases import DURATIONS
 
 _FINAL_STEPS = 10
 PHASE_NAMES = (*DURATIONS, "total_s")
@@ -74,7 +74,7 @@ def summarize(history: RunHistory) -> dict[str, Any]:
         "steps": max(numbers, default=0),
         "wall_s": None if bounds is None else _rounded(bounds[1] - bounds[0]),
         "first_loss": _mean(next(iter(losses.values()), [])),
-        "final_loss": _final_loss(history, losses),
+        "final_loss": final_loss(losses),
         "faults": len(run.faults),
         "recovered": sum(outcome.back_s is not None for outcome in outcomes),
         "full_restarts": timeline.full_restarts,
@@ -98,9 +98,10 @@ def _durations(history: RunHistory, name: str) -> list[float]:
     return [seconds for seconds in known if seconds is not None]
 
 
-def _final_loss(history: RunHistory, losses: dict[int, list[float]]) -> float | None:
+def final_loss(losses: dict[int, list[float]]) -> float | None:
+    """The mean over the last ten committed steps; ``losses`` as from :func:`losses_by_step`."""
     if not losses:
-        return finite(history.run.final_loss_reported)
+        return None
     last = max(losses)
     return _mean(
         [loss for number, own in losses.items() if number > last - _FINAL_STEPS for loss in own]

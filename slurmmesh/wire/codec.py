@@ -102,13 +102,18 @@ def _reduce_tensor(tensor: Any, is_parameter: bool) -> Any:
             "a tensor that is part of an autograd graph cannot be sent: send tensor.detach()"
         )
     dense = tensor.detach().contiguous()
-    size = dense.numel() * dense.element_size()
-    view: Any = bytearray()
-    if size:
-        view = (ctypes.c_ubyte * size).from_address(dense.data_ptr())
-        view.tensor = dense  # keeps the memory alive as long as the buffer
     arguments = (dense.dtype, tuple(dense.shape), tensor.requires_grad, is_parameter)
-    return _rebuild_tensor, (pickle.PickleBuffer(view), *arguments)
+    return _rebuild_tensor, (pickle.PickleBuffer(memory_of(dense)), *arguments)
+
+
+def memory_of(tensor: Any) -> memoryview:
+    """The bytes of a contiguous CPU tensor, writable, without a copy. Keeps the tensor alive."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:  # it may have no address
+        return memoryview(bytearray())
+    array: Any = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    array.tensor = tensor
+    return memoryview(array).cast("B")
 
 
 def _rebuild_tensor(

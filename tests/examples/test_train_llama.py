@@ -177,12 +177,25 @@ def test_kills_hardly_change_the_loss(tmp_path, mode):
         (["--steps", "0"], "positive multiple"),
         (["--faults", "kil@3s"], "did you mean 'kill'"),
         (["--faults", "kill@3s", "--replicas", "1"], "at least 2 replicas"),
+        (["--replicas", "0"], "at least 1"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(tmp_path, arguments, words):
     done = run(tmp_path / "bad", *arguments)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert words in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_told_before_training(tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    done = run(tmp_path / "run", "--out", str(blocked / "report"))
+    assert done.returncode == 1
+    assert "ReportError: cannot make the folder" in done.stderr.strip().splitlines()[-1]
+    assert not list((tmp_path / "run").glob("slurmmesh-jobs/*/report.html"))
+    logs = list((tmp_path / "run").glob("slurmmesh-jobs/*/events.jsonl"))
+    assert not any("run_started" in log.read_text() for log in logs)
 
 
 def test_without_torch_it_says_what_to_install(tmp_path):
@@ -196,5 +209,5 @@ def test_without_torch_it_says_what_to_install(tmp_path):
         [sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "pip install 'torch>=2.7'" in done.stderr
+    assert "training needs torch: pip install 'slurmmesh[train]'" in done.stderr
     assert not (tmp_path / "slurmmesh-jobs").exists()

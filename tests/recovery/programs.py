@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import threading
 import time
 from typing import Any
 
@@ -199,6 +202,30 @@ def kill_at(at_step: int, log: str, kind: str, **which: Any) -> Any:
     return tweak
 
 
+def take_the_lighthouses_port(at_step: int, log: str) -> Any:
+    """A tweak: replica 0 ends the Lighthouse and keeps its port for itself."""
+    kill = kill_at(at_step, log, "lighthouse_up")
+
+    def tweak(replica: Any, session: Any) -> None:
+        if replica.rank != 0:
+            return
+        port = int(replica.assignment.lighthouse.rpartition(":")[2])
+        squatter = threading.Thread(target=listen_as_soon_as_free, args=(replica.address, port))
+        squatter.daemon = True
+        squatter.start()
+        kill(replica, session)
+
+    return tweak
+
+
+def listen_as_soon_as_free(address: str, port: int) -> None:
+    """Take a port the moment nobody listens there."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            time.sleep(600)
+        time.sleep(0.0005)
+
+
 def fail_at(replica: Any, steps: int, at: int) -> None:
     """Training code with a mistake in it, on replica 1."""
     model = make_model(0)
@@ -246,7 +273,49 @@ def all_die(replica: Any, marker: str) -> None:
     train(replica, 20, tweak=tweak)
 
 
-def late(replica: Any, steps: int) -> Any:
+def wait_for(log: str, kind: str, count: int) -> None:
+    """Return once the present run has so many events of a kind."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with open(log) as lines:
+            kinds = [json.loads(line)["kind"] for line in lines if line.endswith("\n")]
+        run = kinds[len(kinds) - kinds[::-1].index("run_started") :]
+        if run.count(kind) >= count:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"no {count} times {kind} in {log}")
+
+
+def listeners(pid: int | str = "self") -> set[str]:
+    """The addresses, in hexadecimal, at which a process accepts TCP connections."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{table}") as lines:
+            for columns in map(str.split, list(lines)[1:]):
+                if columns[3] == "0A" and f"socket:[{columns[9]}]" in inodes:
+                    found.add(columns[1].partition(":")[0])
+    return found
+
+
+def listen(replica: Any, log: str) -> list[str]:
+    """Where this replica, and the Lighthouse, accept connections while they train."""
+    model = make_model(0)
+    session = replica.ddp(model, torch.optim.SGD(model.parameters(), 0.1))
+    found: set[str] = set()
+    for step in session.steps(3):
+        with open(log) as lines:
+            events = [json.loads(line) for line in lines if "lighthouse_up" in line]
+        found |= listeners() | listeners(events[-1]["pid"])
+        x, y = batch(step.batch)
+        session.step((session.model(x) - y).pow(2).mean())
+    return sorted(found)
+
+
+def late(replica: Any, steps: int, log: str) -> Any:
     """Replica 1 dies after its last commit; its restart takes too long to be let in."""
 
     def tweak(_replica: Any, session: Any) -> None:
@@ -260,7 +329,7 @@ def late(replica: Any, steps: int) -> Any:
         session._part_in_peace = part_in_peace
 
     if replica.is_restart:
-        time.sleep(3)
+        wait_for(log, "replica_finished", replica.replicas - 1)
         return train(replica, steps)
     return train(replica, steps, tweak=tweak)
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmmesh.recovery.packing import make_room, memory_of, pack
+from slurmmesh.recovery.packing import make_room, pack
+from slurmmesh.wire.codec import memory_of
 
 DTYPES = [
     torch.float32,

@@ -83,5 +83,7 @@ def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
         "find_spec",
         lambda name: None if name == "torchft" else there(name),
     )
-    with pytest.raises(MissingDependencyError, match=r"needs torchft: pip install 'torchft>=0.2"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs torchft: pip install 'slurmmesh\[train\]'"
+    ):
         requirements.require_torch()

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import slurmmesh as sm
-from slurmmesh.errors import ActorError, RestartBudgetSpent, UsageError
+from slurmmesh.errors import ActorError, RestartBudgetSpent, SupervisionError, UsageError
 from slurmmesh.recovery import RecoverySettings, RunResult, StateLost
 from slurmmesh.supervision import Supervision
 from tests.recovery import programs
@@ -82,12 +82,17 @@ def test_without_faults_all_replicas_end_equal(run, events):
     result = run(train(), 20)
     assert_equal_weights(result)
     assert (result.steps, result.deaths, result.left_out) == (20, 0, ())
-    assert result.final_loss is not None
     assert {event["participants"] for event in events("step")} == {3}
     started, ended = events("run_started")[0], events("run_ended")[0]
     assert started["replicas"] == 3
     assert ended["status"] == "finished"
-    assert ended["final_loss"] == result.final_loss
+    assert [event["device"] for event in events("replica_started")] == ["cpu"] * 3
+
+
+def test_nothing_listens_on_other_networks(run, folder):
+    result = run(programs.listen, str(folder / "events.jsonl"))
+    loopback = "0100007F"
+    assert all(value == [loopback] for value in result.values)
 
 
 def test_the_first_quorum_is_one_of_all(run, events):
@@ -203,8 +208,8 @@ def test_one_killed_before_the_last_step_takes_it_with_the_others(run, events):
     assert_healed(events, 1)
 
 
-def test_one_that_comes_back_too_late_is_left_out(run, events):
-    result = run(programs.late, 8)
+def test_one_that_comes_back_too_late_is_left_out(run, events, folder):
+    result = run(programs.late, 8, str(folder / "events.jsonl"))
     assert result.left_out == (1,)
     assert result.values[1] is None
     assert events("run_ended")[0]["left_out"] == [1]
@@ -250,6 +255,19 @@ def test_when_a_host_is_lost_the_others_train_on(tmp_path):
 
 
 # ---------------------------------------------------------------------------- what ends a run
+
+
+def test_what_cannot_be_imported_ends_the_run_by_its_name(run, events):
+    with pytest.raises(SupervisionError, match=r"could not be started.*no_such_module_xyz"):
+        run(train(), 5, preload=["no_such_module_xyz"])
+    assert events("run_ended")[0]["status"] == "failed"
+
+
+def test_a_lighthouse_whose_port_was_taken_ends_the_run_with_one_error(run, events, folder):
+    tweak = programs.take_the_lighthouses_port(3, str(folder / "events.jsonl"))
+    with pytest.raises(SupervisionError, match=r"the Lighthouse cannot listen on .*port"):
+        run(train(tweak=tweak), 1000)
+    assert len(events("lighthouse_exited")) == 1
 
 
 def test_a_mistake_in_the_users_code_ends_the_run_with_its_traceback(run, events):

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmmesh.telemetry.phases import DURATIONS, PHASES
+
 EPOCH = 1_700_000_000.0
-PHASES = ("died", "detected", "decided", "respawned", "rendezvoused", "healed", "stepped")
-DURATIONS = ("detect_s", "decide_s", "respawn_s", "rendezvous_s", "state_s", "first_step_s")
 
 
 @dataclass
@@ -236,6 +236,6 @@ def simulate(
         for index in range(replicas):
             if index not in rejoin:
                 put(now - 0.01, "replica_finished", replica=index, step=steps, loss=1.7)
-        put(now, "run_ended", status="finished", final_loss=1.7, error=None)
+        put(now, "run_ended", status="finished", error="")
         put(now + 0.1, "job_ended", exit_code=0)
     return out

@@ -15,7 +15,7 @@ from wild_events import events
 from slurmmesh.telemetry.history import RunHistory, fold
 from slurmmesh.telemetry.narrate import Narrator
 from slurmmesh.telemetry.outages import Timeline
-from slurmmesh.telemetry.records import DURATIONS, PHASES
+from slurmmesh.telemetry.phases import DURATIONS, PHASES
 from slurmmesh.telemetry.summary import summarize
 
 

@@ -136,7 +136,7 @@ def test_the_story_of_a_job_in_lines() -> None:
     assert "was killed by SIGKILL" in text
     assert "fault kill: replica" in text
     assert "rendezvous" in text
-    assert "training finished, final loss 1.7000" in text
+    assert "training finished, final loss 1.8243" in text
     assert lines[-1].endswith("job ended with exit code 0")
     assert sum(": 4 participants" in line for line in lines) == 4
 

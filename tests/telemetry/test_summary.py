@@ -201,9 +201,9 @@ def test_a_loss_that_diverged_is_not_averaged_away() -> None:
     assert summary["final_loss"] is None
 
 
-def test_the_reported_final_loss_serves_where_no_step_is_told() -> None:
-    log = [event(1, "run_started", replicas=2), event(2, "run_ended", final_loss=1.25)]
-    assert summarize(fold(log))["final_loss"] == 1.25
+def test_without_a_step_there_is_no_final_loss() -> None:
+    log = [event(1, "run_started", replicas=2), event(2, "run_ended", status="finished")]
+    assert summarize(fold(log))["final_loss"] is None
 
 
 def test_participation_steps_down_and_up() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from slurmmesh.telemetry.records import DURATIONS, PHASES
+from slurmmesh.telemetry.phases import DURATIONS, PHASES
 
 KINDS = {
     "job_started": "job_id cluster nodes spares argv",
@@ -16,7 +16,7 @@ KINDS = {
     "proc_up": "mesh rank host pid incarnation",
     "proc_exited": "mesh rank host pid signal exit_code detail stderr expected",
     "proc_restarted": "mesh rank incarnation",
-    "run_started": "replicas procs_per_replica steps mode sync_every seed faults device pid",
+    "run_started": "replicas procs_per_replica steps mode sync_every seed faults pid",
     "step": "replica step loss participants quorum participating committed duration_s",
     "inner_step": "replica step inner loss",
     "fault": "fault replica mesh rank host pid",
@@ -28,7 +28,8 @@ KINDS = {
     "lighthouse_up": "address pid incarnation",
     "lighthouse_exited": "address pid incarnation",
     "replica_finished": "replica step loss",
-    "run_ended": "status final_loss error",
+    "run_ended": "status error left_out",
+    "replica_started": "replica incarnation device",
     "job_ended": "exit_code",
     "a kind of the future": "replica step",
 }
