@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import time
 
+from slurmmesh.telemetry import Appender
 from slurmmesh.wire.reactor import READ, Reactor
 
 TAIL_LINES = 20
@@ -15,28 +15,37 @@ _READS_A_TURN = 16
 _READS_AT_END = 256
 _MAX_LINE = 1 << 16
 _MAX_TAIL_LINE = 1000
+_CLOSE_S = 1.0
 
 
 class LogFile:
-    """Appends whole lines to a file, or to our own stderr. A full disk loses lines, not procs."""
+    """Appends whole lines to a file, or to our own stderr; never waits for the file system.
+
+    What a full or stalled one does not take is lost, and a line says so.
+    """
 
     def __init__(self, path: str | None) -> None:
-        self.path = path
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self.fd = os.dup(2) if path is None else os.open(path, flags, 0o600)
+        self._file = Appender(self.fd, _missing)
 
     def write(self, lines: list[bytes], prefix: str) -> None:
         """Write ``lines`` (without their ends), each behind time and prefix."""
-        now = time.time()
-        stamp = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
-        head = f"{stamp} {prefix}| ".encode()
-        with contextlib.suppress(OSError):
-            os.write(self.fd, b"".join(head + line + b"\n" for line in lines))
+        head = f"{_stamp()} {prefix}| ".encode()
+        self._file.write(b"".join(head + line + b"\n" for line in lines))
 
     def close(self) -> None:
-        """Close the file."""
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+        """Write what is left, in bounded time, and close the file."""
+        self._file.close(_CLOSE_S)
+
+
+def _stamp() -> str:
+    now = time.time()
+    return time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
+
+
+def _missing(count: int) -> bytes:
+    return f"{_stamp()} slurmmesh | {count} lines are missing here: not written in time\n".encode()
 
 
 class Stream:

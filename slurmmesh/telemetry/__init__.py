@@ -1,5 +1,6 @@
 """The event log and what reads it."""
 
+from slurmmesh.telemetry.appender import Appender
 from slurmmesh.telemetry.events import (
     Event,
     EventLog,
@@ -13,6 +14,7 @@ from slurmmesh.telemetry.phases import DURATIONS, PHASES, durations
 __all__ = [
     "DURATIONS",
     "PHASES",
+    "Appender",
     "Event",
     "EventLog",
     "durations",

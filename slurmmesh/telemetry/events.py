@@ -6,43 +6,52 @@ concerns. Kinds and their fields are listed in ``docs/events.md``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from slurmmesh.telemetry.appender import Appender
+
 Event = dict[str, Any]
 
 
-class EventLog:
-    """Appends events to a file. Safe to use from several threads.
+_FLUSH_S = 0.2
+_CLOSE_S = 2.0
 
-    Each event is one ``write`` to a descriptor opened for append, so a reader never sees
-    half a line followed by another event, and nothing is lost when the process is killed.
+
+class EventLog:
+    """Appends events to a file. Safe to use from several threads, and from signal handlers.
+
+    A reader sees whole lines in the order of the calls. A file system that stalls or is full
+    holds nobody up: it loses events, and an event ``events_lost`` says how many.
+
+    Args:
+        may_wait: whether the calling thread may wait a moment, so that what it wrote is there
+            for whom it tells next. One that drives links may not.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, may_wait: Callable[[], bool] = lambda: True) -> None:
         self.path = Path(path)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._lock = threading.RLock()  # a signal handler may emit while its thread does
+        self._may_wait = may_wait
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = Appender(fd, lambda count: _line(make_event("events_lost", count=count)))
 
     def write(self, event: Event) -> None:
         """Append one event; a full disk or a closed log loses the event, not the job."""
-        line = json.dumps(event, default=str, separators=(",", ":")) + "\n"
-        with self._lock, contextlib.suppress(OSError):
-            if self._fd >= 0:
-                os.write(self._fd, line.encode())
+        self._file.write(_line(event))
+        if self._may_wait():
+            self._file.flush(_FLUSH_S)
 
     def close(self) -> None:
         """Close the file; later events are dropped."""
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+        self._file.close(_CLOSE_S)
+
+
+def _line(event: Event) -> bytes:
+    return json.dumps(event, default=str, separators=(",", ":")).encode() + b"\n"
 
 
 _sink: Callable[[Event], None] | None = None
