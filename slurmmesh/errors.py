@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal as _signal
 from dataclasses import dataclass
+from typing import Literal
 
 EXIT_OK = 0
 EXIT_PROGRAM_FAILED = 1
@@ -139,7 +140,14 @@ class SupervisionError(SlurmmeshError, RuntimeError):
 
 @dataclass(frozen=True)
 class ExitCause:
-    """How a process ended, with the evidence: what every report of a death carries."""
+    """How a process ended, with the evidence: what every report of a death carries.
+
+    Attributes:
+        kind: ``exited``, ``signalled``, ``host_lost`` (how it ended is not known) or
+            ``not_started`` (there never was a process). Follows from the rest unless given.
+        exit_code: of one that exited.
+        signal: that ended one that was signalled.
+    """
 
     mesh: str
     rank: int
@@ -149,6 +157,18 @@ class ExitCause:
     signal: int | None = None
     stderr_tail: tuple[str, ...] = ()
     detail: str = ""
+    kind: Literal["exited", "signalled", "host_lost", "not_started", ""] = ""
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self._kind())
+
+    def _kind(self) -> str:
+        if self.signal is not None:
+            return "signalled"
+        if self.exit_code is not None:
+            return "exited"
+        return "host_lost" if self.pid else "not_started"
 
     @property
     def signal_name(self) -> str:
@@ -167,7 +187,7 @@ class ExitCause:
         elif self.exit_code is not None:
             how = f"exited with code {self.exit_code}"
         else:
-            how = "lost"
+            how = "lost" if self.kind == "host_lost" else "could not be started"
         text = f"rank {self.rank} of {self.mesh!r} on {self.host} (pid {self.pid}) {how}"
         return f"{text}: {self.detail}" if self.detail else text
 

@@ -30,7 +30,6 @@ from slurmmesh.hosts.messages import ProcGone, ProcStarted, SignalProcs, SpawnPr
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.supervision import (
     Action,
-    CannotStart,
     Escalate,
     HostDown,
     KillRanks,
@@ -87,7 +86,7 @@ class Lifecycle:
                 mesh.preload,
             )
             if host.lost is not None or not self._roster.tell(host, order):
-                self._reactor.call_soon(self._cannot_start, mesh, host, tuple(here), incarnation)
+                self._reactor.call_soon(self._lose_ranks, mesh, host, incarnation)
 
     def create(
         self, mesh: MeshRecord, frame: Frame, what: str, ranks: Sequence[int]
@@ -153,7 +152,7 @@ class Lifecycle:
             record = mesh.ranks[gone.rank]
             if record.gone or gone.incarnation != mesh.supervisor.incarnation_of(gone.rank):
                 return
-            event = ProcExited(gone.cause, gone.at, gone.incarnation, gone.expected)
+            event = ProcExited(gone.cause, gone.incarnation, gone.expected)
             actions = mesh.supervisor.handle(event, self._reactor.clock())
         self._bury(mesh, gone.cause, gone.expected, gone.at)
         self._act(mesh, actions)
@@ -163,39 +162,35 @@ class Lifecycle:
         with self._lock:
             meshes = [self.meshes[mesh] for mesh in host.meshes]
         for mesh in meshes:
-            self._lose_ranks(mesh, host, reason)
-
-    def _lose_ranks(self, mesh: MeshRecord, host: HostRecord, reason: str) -> None:
-        at = time.time()
-        with self._lock:
+            self._lose_ranks(mesh, host)
+            # Calls to ranks that were gone before: the host can no longer answer for them.
             here = [rank for rank, record in enumerate(mesh.ranks) if record.host == host.index]
-            running = [rank for rank in here if not mesh.ranks[rank].gone]
-            down = HostDown(host.name, tuple(running), at, reason)
-            actions = mesh.supervisor.handle(down, self._reactor.clock())
-        for rank in running:
-            detail = f"its host is lost: {reason}"
-            cause = ExitCause(mesh.name, rank, host.name, mesh.ranks[rank].pid, detail=detail)
-            self._bury(mesh, cause, self.closing, at)
-        # Calls to ranks that were gone before: the host can no longer answer for them.
-        self._book.fail_ranks(mesh.id, here, mesh.over or HostLost(host.name, reason))
-        self._act(mesh, actions)
+            self._book.fail_ranks(mesh.id, here, mesh.over or HostLost(host.name, reason))
 
-    def _cannot_start(
-        self, mesh: MeshRecord, host: HostRecord, ranks: tuple[int, ...], incarnation: int
+    def _lose_ranks(
+        self, mesh: MeshRecord, host: HostRecord, incarnation: int | None = None
     ) -> None:
-        """The order to start ranks could not be given: their host is gone."""
-        detail = f"host {host.name} is lost: {host.lost.detail if host.lost else 'link closed'}"
+        """Ranks that run on a lost host, or (of this incarnation) were to be started there."""
+        at = time.time()
+        reason = host.lost.detail if host.lost else "its link is closed"
         with self._lock:
-            waiting = tuple(
-                rank
-                for rank in ranks
-                if not mesh.ranks[rank].gone and mesh.ranks[rank].incarnation == incarnation
+            causes = tuple(
+                ExitCause(
+                    mesh.name,
+                    rank,
+                    host.name,
+                    record.pid,
+                    detail=f"its host is lost: {reason}",
+                    kind="host_lost",
+                )
+                for rank, record in enumerate(mesh.ranks)
+                if record.host == host.index
+                and not record.gone
+                and incarnation in (None, record.incarnation)
             )
-            event = CannotStart(waiting, detail)
-            actions = mesh.supervisor.handle(event, self._reactor.clock()) if waiting else []
-        for rank in waiting:
-            cause = ExitCause(mesh.name, rank, host.name, 0, detail=detail)
-            self._bury(mesh, cause, self.closing, time.time())
+            actions = mesh.supervisor.handle(HostDown(causes), self._reactor.clock())
+        for cause in causes:
+            self._bury(mesh, cause, self.closing, at)
         self._act(mesh, actions)
 
     def _bury(self, mesh: MeshRecord, cause: ExitCause, expected: bool, at: float) -> None:
@@ -237,11 +232,15 @@ class Lifecycle:
                 self._give_up(mesh, action)
 
     def _give_up(self, mesh: MeshRecord, action: Escalate) -> None:
-        with self._lock:
-            mesh.over = mesh.over or RestartBudgetSpent(action.reason)
-        self._book.fail_mesh(mesh.id, mesh.over)
-        last = action.causes[-1] if action.causes else None
-        self._publish(mesh, last.rank if last else 0, "given_up", time.time(), last)
+        last = action.causes[-1]
+        lost = last.kind == "host_lost"
+        if len(action.ranks) == len(mesh.ranks):
+            error = HostLost(last.host, last.detail) if lost else RestartBudgetSpent(action.reason)
+            with self._lock:
+                mesh.over = mesh.over or error
+            self._book.fail_mesh(mesh.id, mesh.over)
+        for cause in action.causes if lost else [last]:
+            self._publish(mesh, cause.rank, "given_up", time.time(), cause)
 
     def _restart(self, mesh: MeshRecord, action: RestartRanks) -> None:
         """Start ranks again and build their actors again, under the same references."""

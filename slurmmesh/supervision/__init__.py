@@ -1,14 +1,13 @@
 """Supervision of meshes: failure events in, actions out. No I/O and no clock of its own."""
 
-from slurmmesh.supervision.actions import Action, Escalate, KillRanks, ReportDeath, RestartRanks
-from slurmmesh.supervision.events import CannotStart, Event, HostDown, ProcExited, ProcUp
+from slurmmesh.supervision.actions import Action, Escalate, KillRanks, RestartRanks
+from slurmmesh.supervision.events import Event, HostDown, ProcExited, ProcUp
 from slurmmesh.supervision.mesh import MeshSupervisor
 from slurmmesh.supervision.spec import STRATEGIES, Supervision
 
 __all__ = [
     "STRATEGIES",
     "Action",
-    "CannotStart",
     "Escalate",
     "Event",
     "HostDown",
@@ -16,7 +15,6 @@ __all__ = [
     "MeshSupervisor",
     "ProcExited",
     "ProcUp",
-    "ReportDeath",
     "RestartRanks",
     "Supervision",
 ]

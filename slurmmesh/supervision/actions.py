@@ -8,17 +8,6 @@ from slurmmesh.errors import ExitCause
 
 
 @dataclass(frozen=True)
-class ReportDeath:
-    """A process ended that nobody had told to. Every such death is reported once.
-
-    ``at`` is when its host saw it, in seconds since the epoch.
-    """
-
-    cause: ExitCause
-    at: float
-
-
-@dataclass(frozen=True)
 class KillRanks:
     """End these ranks, in this order (the last started first); each end is to be told back."""
 
@@ -37,16 +26,18 @@ class RestartRanks:
 
 @dataclass(frozen=True)
 class Escalate:
-    """The mesh is given up, once and for good: its owner decides. Nothing of it is restarted.
+    """Ranks are given up for good: their owner decides. None of them is restarted.
 
     Attributes:
+        ranks: all of the mesh, or those that have no place left while the others go on.
         causes: the deaths that led here, oldest first.
         reason: one line.
     """
 
     mesh: str
+    ranks: tuple[int, ...]
     causes: tuple[ExitCause, ...]
     reason: str
 
 
-Action = ReportDeath | KillRanks | RestartRanks | Escalate
+Action = KillRanks | RestartRanks | Escalate

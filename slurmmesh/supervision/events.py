@@ -26,39 +26,25 @@ class ProcExited:
     """A rank's process ended.
 
     Attributes:
-        at: when its host saw it, in seconds since the epoch; for reports only.
         incarnation: None if not known.
         expected: it was told to end before it ended. Only its host can know: an order to end
             may arrive at a process that is already dead.
     """
 
     cause: ExitCause
-    at: float
     incarnation: int | None = None
     expected: bool = False
 
 
 @dataclass(frozen=True)
 class HostDown:
-    """A host is lost, and with it these ranks of the mesh.
+    """A host is lost, and with it these ranks of the mesh: they have no place to come back to.
 
     Attributes:
-        at: when the loss was seen, in seconds since the epoch; for reports only.
-        detail: how it was seen.
+        causes: the death of each rank that ran there, or was to be started there.
     """
 
-    host: str
-    ranks: tuple[int, ...]
-    at: float
-    detail: str = ""
+    causes: tuple[ExitCause, ...]
 
 
-@dataclass(frozen=True)
-class CannotStart:
-    """Ranks were to be started and cannot be; trying again would not help: no place is left."""
-
-    ranks: tuple[int, ...]
-    detail: str
-
-
-Event = ProcUp | ProcExited | HostDown | CannotStart
+Event = ProcUp | ProcExited | HostDown

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurmmesh.errors import ExitCause, UsageError
-from slurmmesh.supervision.actions import Action, Escalate, KillRanks, ReportDeath, RestartRanks
-from slurmmesh.supervision.events import CannotStart, Event, HostDown, ProcExited, ProcUp
+from slurmmesh.supervision.actions import Action, Escalate, KillRanks, RestartRanks
+from slurmmesh.supervision.events import Event, HostDown, ProcExited, ProcUp
 from slurmmesh.supervision.intensity import FailureWindow
 from slurmmesh.supervision.spec import Supervision
 
@@ -22,7 +22,7 @@ class _State(enum.Enum):
     UP = enum.auto()
     ENDING = enum.auto()  # its end is ordered, it may still run
     DOWN = enum.auto()  # ended; restarted when all ranks of its wave are
-    ENDED = enum.auto()  # ended on an order that was not ours: not to come back
+    ENDED = enum.auto()  # not to come back: ended on an order that was not ours, or has no place
 
 
 _RUNNING = (_State.STARTING, _State.UP)
@@ -42,12 +42,15 @@ class MeshSupervisor:
 
     A failure opens a *wave*: the ranks to be restarted for it. Those of them that still run
     are ended first, the last first; when none runs any more, all are started, the first first.
-    Deaths among them meanwhile are reported and belong to the wave. A death outside (possible
-    with ``rest_for_one``) widens it and counts as another failure.
+    Deaths among them meanwhile belong to the wave. A death outside (possible with
+    ``rest_for_one``) widens it and counts as another failure.
+
+    Ranks lost with their host have no place to be started again. With ``one_for_one`` they are
+    given up and the others go on; with the other strategies the mesh is given up with them.
 
     Args:
-        spec: the rules; None for a mesh that is not supervised, whose deaths are reported and
-            have no other consequence.
+        spec: the rules; None for a mesh that is not supervised, whose deaths have no
+            consequence.
         mesh: its name, for actions and reports.
         size: its number of ranks; all are taken as starting.
     """
@@ -89,9 +92,7 @@ class MeshSupervisor:
             return []
         if isinstance(event, ProcExited):
             return self._on_exit(event, now)
-        if isinstance(event, HostDown):
-            return self._on_host_down(event, now)
-        return self._on_cannot_start(event)
+        return self._on_host_down(event)
 
     def _on_up(self, event: ProcUp) -> None:
         rank = self._rank(event.rank)
@@ -103,9 +104,7 @@ class MeshSupervisor:
 
     def _on_exit(self, event: ProcExited, now: float) -> list[Action]:
         cause = event.cause
-        if cause.mesh != self.mesh:
-            raise UsageError(f"mesh {self.mesh!r} was told of a death in {cause.mesh!r}")
-        rank = self._rank(cause.rank)
+        rank = self._rank_of(cause)
         if rank.state in _GONE or _is_stale(event, rank):
             return []
         expected = event.expected or (self._stopping and cause.exit_code == 0)
@@ -113,30 +112,19 @@ class MeshSupervisor:
             rank.state = _State.ENDED
             return []
         rank.state = _State.DOWN
-        if expected:
-            return self._mend([], now)
-        return [ReportDeath(cause, event.at), *self._mend([cause], now)]
+        return self._mend([] if expected else [cause], now)
 
-    def _on_host_down(self, event: HostDown, now: float) -> list[Action]:
-        causes = []
-        numbers = sorted(set(event.ranks))
-        for number, rank in [(number, self._rank(number)) for number in numbers]:
-            if rank.state in _RUNNING:
-                detail = f"its host is lost: {event.detail}" if event.detail else "its host is lost"
-                causes.append(ExitCause(self.mesh, number, event.host, rank.pid, detail=detail))
-            if rank.state not in _GONE:
-                rank.state = _State.DOWN
-        reports = [ReportDeath(cause, event.at) for cause in causes]
-        return [*reports, *self._mend(causes, now)]
-
-    def _on_cannot_start(self, event: CannotStart) -> list[Action]:
-        for rank in [self._rank(number) for number in event.ranks]:
-            if rank.state in (_State.STARTING, _State.ENDING):
-                rank.state = _State.DOWN
-        if self.spec is None or self.ended:
+    def _on_host_down(self, event: HostDown) -> list[Action]:
+        lost = [(cause, self._rank_of(cause)) for cause in event.causes]
+        causes = tuple(cause for cause, rank in lost if rank.state is not _State.ENDED)
+        for _, rank in lost:
+            rank.state = _State.ENDED
+        if self.spec is None or self.ended or not causes:
             return []
-        ranks = ", ".join(map(str, event.ranks))
-        return self._give_up(f"mesh {self.mesh!r} cannot restart rank {ranks}: {event.detail}")
+        if self.spec.strategy != "one_for_one":
+            return self._give_up(causes, _lost(self.mesh, causes))
+        ranks = tuple(cause.rank for cause in causes)
+        return [Escalate(self.mesh, ranks, causes, _lost(self.mesh, causes))]
 
     def _mend(self, causes: list[ExitCause], now: float) -> list[Action]:
         """After ranks went down, ``causes`` of their own accord: what the strategy asks for."""
@@ -149,9 +137,10 @@ class MeshSupervisor:
             self._window.note(causes)
             if failures > self.spec.max_restarts:
                 return self._give_up(
+                    self._window.causes,
                     f"mesh {self.mesh!r} failed {failures} times within {self.spec.within_s:g} s, "
                     f"where {self.spec.max_restarts} restarts are allowed; "
-                    f"last: {causes[-1].describe()}"
+                    f"last: {causes[-1].describe()}",
                 )
             self._wave.update(self._affected(outside))
             actions += self._end(self._wave)
@@ -184,11 +173,16 @@ class MeshSupervisor:
             self._ranks[number] = _Rank(incarnation=self._incarnation)
         return RestartRanks(self.mesh, numbers, self._incarnation)
 
-    def _give_up(self, reason: str) -> list[Action]:
+    def _give_up(self, causes: tuple[ExitCause, ...], reason: str) -> list[Action]:
         self._escalated = True
         self._wave.clear()
-        ended = self._end(range(self.size))
-        return [*ended, Escalate(self.mesh, self._window.causes, reason)]
+        everyone = tuple(range(self.size))
+        return [*self._end(everyone), Escalate(self.mesh, everyone, causes, reason)]
+
+    def _rank_of(self, cause: ExitCause) -> _Rank:
+        if cause.mesh != self.mesh:
+            raise UsageError(f"mesh {self.mesh!r} was told of a death in {cause.mesh!r}")
+        return self._rank(cause.rank)
 
     def _rank(self, number: int) -> _Rank:
         if not 0 <= number < self.size:
@@ -201,3 +195,8 @@ def _is_stale(event: ProcExited, rank: _Rank) -> bool:
     if event.incarnation is not None and event.incarnation != rank.incarnation:
         return True
     return bool(rank.pid and event.cause.pid and rank.pid != event.cause.pid)
+
+
+def _lost(mesh: str, causes: tuple[ExitCause, ...]) -> str:
+    ranks = ", ".join(str(cause.rank) for cause in causes)
+    return f"mesh {mesh!r} has lost rank {ranks} with its host: {causes[-1].describe()}"

@@ -13,14 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from slurmmesh.errors import ExitCause
 from slurmmesh.supervision import (
     STRATEGIES,
-    CannotStart,
     Escalate,
     HostDown,
     KillRanks,
     MeshSupervisor,
     ProcExited,
     ProcUp,
-    ReportDeath,
     RestartRanks,
     Supervision,
 )
@@ -55,8 +53,7 @@ class World:
     pids: int = 0
     running: dict[int, Process] = field(default_factory=dict)
     untold: list[Process] = field(default_factory=list)  # ended, news still on its way
-    died: Counter[int] = field(default_factory=Counter)  # pid -> 1, of their own accord, told
-    reported: Counter[int] = field(default_factory=Counter)
+    lost: set[int] = field(default_factory=set)  # ranks that have no place any more
     restarts: list[float] = field(default_factory=list)
     restarted: Counter[int] = field(default_factory=Counter)
     escalated: bool = False
@@ -80,21 +77,17 @@ class World:
 
     def tell_end(self, process: Process) -> None:
         self.untold.remove(process)
-        if not process.expected:
-            self.died[process.pid] += 1
         signal = 15 if process.expected else 11
         cause = ExitCause(MESH, process.rank, "node", process.pid, signal=signal)
-        event = ProcExited(cause, self.now, process.incarnation, process.expected)
+        event = ProcExited(cause, process.incarnation, process.expected)
         self.carry_out(self.mesh.handle(event, self.now))
         assert self.mesh.handle(event, self.now) == [], "the same news twice changed something"
 
     def carry_out(self, actions: list) -> None:
         for action in actions:
-            assert not (self.escalated and not isinstance(action, ReportDeath))
-            assert not (self.stopped and not isinstance(action, ReportDeath))
-            if isinstance(action, ReportDeath):
-                self.reported[action.cause.pid] += 1
-            elif isinstance(action, KillRanks):
+            assert not self.escalated
+            assert not self.stopped
+            if isinstance(action, KillRanks):
                 assert list(action.ranks) == sorted(action.ranks, reverse=True)
                 for rank in action.ranks:
                     # It may have died already: then news of that is on its way.
@@ -107,6 +100,7 @@ class World:
                 self.restarts.append(self.now)
                 self.restarted.update(action.ranks)
                 for rank in action.ranks:
+                    assert rank not in self.lost
                     self.start(rank, action.incarnation)
                 if self.spec.strategy == "one_for_all":
                     assert action.ranks == tuple(range(self.size))
@@ -115,7 +109,7 @@ class World:
                 assert action.incarnation == len(self.restarts)
             else:
                 assert isinstance(action, Escalate)
-                self.escalated = True
+                self.escalated = action.ranks == tuple(range(self.size)) or not self.lost
 
 
 class Rules(RuleBasedStateMachine):
@@ -162,26 +156,22 @@ class Rules(RuleBasedStateMachine):
     def a_host_is_lost(self, ranks):
         """With it go ranks that run, and the news of those that had just ended."""
         world = self.world
-        ranks = tuple(sorted(rank for rank in ranks if rank < world.size))
+        ranks = {rank for rank in ranks if rank < world.size} - world.lost
         gone = [world.running.pop(rank) for rank in ranks if rank in world.running]
         gone += [process for process in world.untold if process.rank in ranks]
         world.untold = [process for process in world.untold if process.rank not in ranks]
-        actions = world.mesh.handle(HostDown("node", ranks, world.now), world.now)
-        reports = [action for action in actions if isinstance(action, ReportDeath)]
-        told = [report.cause.rank for report in reports]
-        assert told == sorted(process.rank for process in gone if not process.ordered)
-        world.carry_out(actions[len(reports) :])
-
-    @rule(data=st.data())
-    @precondition(lambda self: any(p.starting for p in self.world.running.values()))
-    def there_is_no_place_for_a_rank(self, data):
-        world = self.world
-        starting = sorted(rank for rank, p in world.running.items() if p.starting)
-        rank = data.draw(st.sampled_from(starting))
-        del world.running[rank]
-        actions = world.mesh.handle(CannotStart((rank,), "full"), world.now)
-        assert mesh_is_over(world) or isinstance(actions[-1], Escalate)
+        world.lost.update(process.rank for process in gone)
+        causes = tuple(ExitCause(MESH, p.rank, "node", p.pid, detail="lost") for p in gone)
+        over = mesh_is_over(world)
+        actions = world.mesh.handle(HostDown(causes), world.now)
+        if over or not gone:
+            assert actions == []
+        else:
+            assert actions[-1].causes == causes
+            assert world.mesh.ended is (self.strategy != "one_for_one")
         world.carry_out(actions)
+        world.escalated = world.escalated or (world.mesh.ended and not world.stopped)
+        assert world.mesh.handle(HostDown(causes), world.now) == []
 
     @rule()
     @precondition(lambda self: len(self.world.restarts) > 2)
@@ -199,11 +189,6 @@ class Rules(RuleBasedStateMachine):
             assert len(window) <= spec.max_restarts
 
     @invariant()
-    def every_death_of_its_own_accord_is_reported_once(self):
-        if hasattr(self, "world"):
-            assert self.world.reported == self.world.died
-
-    @invariant()
     def one_for_all_restarts_everyone_once_per_wave(self):
         if hasattr(self, "world") and self.strategy == "one_for_all":
             counts = {self.world.restarted[rank] for rank in range(self.world.size)}
@@ -211,13 +196,14 @@ class Rules(RuleBasedStateMachine):
 
     @invariant()
     def a_mesh_that_is_told_everything_always_comes_back(self):
-        """No rank is forgotten: once all orders are carried out and told, all ranks run."""
+        """No rank is forgotten: once all orders are carried out and told, all ranks
+        that have a place run."""
         if not hasattr(self, "world"):
             return
         world = self.world
         settled = not world.untold and not any(p.ordered for p in world.running.values())
         if settled and not mesh_is_over(world):
-            assert sorted(world.running) == list(range(world.size))
+            assert set(world.running) == set(range(world.size)) - world.lost
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
