@@ -25,12 +25,16 @@ from slurmmesh.wire.reactor import Reactor, say
 HEARTBEAT_S = 1.0
 HOST_SILENCE_S = 15.0
 """A host that gives no sign of life for so long is lost."""
-LEASE_S = 20.0
-"""A host that hears nothing for so long ends its procs; longer than HOST_SILENCE_S."""
+LEASE_S = 10.0
+"""A host that hears nothing for so long ends its procs.
+
+Shorter than HOST_SILENCE_S by more than it takes to notice and to kill: when a host is given up,
+nothing of it may still run beside what takes its place.
+"""
 AGENT_GRACE_S = 3.0
 """How long agents may take to be gone after the job's end, all together."""
 MAX_GUESTS = 256
-"""So many connections may be in their handshake; further ones wait to be accepted."""
+"""So many connections may be in their handshake; for a further one the oldest has to go."""
 _LAST_WORDS_S = 1.0
 
 
@@ -79,6 +83,9 @@ class Roster:
 
     Its callbacks run in the reactor's thread.
 
+    Attributes:
+        leaving: the job is being ended; hosts that go are no news.
+
     Args:
         lock: guards the records; shared with who keeps books on what runs on the hosts.
         on_frame: takes what a host sends that is not about the host itself.
@@ -105,9 +112,9 @@ class Roster:
         self._on_host_frame = on_frame
         self._on_lost = on_lost
         self._emit = emit
-        self._guests: set[Link] = set()  # accepted, but not known yet
+        self._guests: dict[Link, None] = {}  # accepted, but not known yet; the oldest first
         self._listener: Listener | None = None
-        self._leaving = False
+        self.leaving = False
         reactor.call_later(HEARTBEAT_S, self._check_hosts)
 
     def listen(self, address: str) -> int:
@@ -190,7 +197,7 @@ class Roster:
     def close(self, grace_s: float) -> None:
         """Have all hosts end what they run and leave; end by force those that do not."""
         with self._changed:
-            self._leaving = True
+            self.leaving = True
             for host in self.hosts:
                 reached = host.lost is None and self.tell(host, Shutdown(grace_s))
                 if not reached and host.launched is not None:
@@ -223,20 +230,15 @@ class Roster:
             on_frame=self._on_frame,
             on_close=self._on_close,
         )
-        self._guests.add(link)
-        if len(self._guests) >= MAX_GUESTS and self._listener is not None:
-            self._listener.hold()
+        if len(self._guests) >= MAX_GUESTS:
+            next(iter(self._guests)).close("it did not prove itself before many others came")
+        self._guests[link] = None
         link.start()
 
-    def _guest_known(self, link: Link) -> None:
-        self._guests.discard(link)
-        if len(self._guests) == MAX_GUESTS - 1 and self._listener is not None:
-            self._listener.start()
-
     def _host_opened(self, link: Link) -> None:
-        self._guest_known(link)
+        self._guests.pop(link, None)
         host = self._by_identity.get(link.peer)
-        if host is None or host.link is not None or self._leaving:
+        if host is None or host.link is not None or self.leaving:
             link.close("no host of that name is awaited")
             return
         host.link = link
@@ -291,11 +293,11 @@ class Roster:
         self._emit("host_up", host=host.index, name=host.name, address=host.address, pid=host.pid)
 
     def _on_close(self, link: Link, reason: str) -> None:
-        self._guest_known(link)
+        self._guests.pop(link, None)
         host = self._by_identity.get(link.peer)
         if host is None or host.link is not link:
             # A stranger, or one of ours whose handshake broke: it was told nothing.
-            if not self._leaving:
+            if not self.leaving:
                 say(f"slurmmesh: refused a connection: {reason}")
             return
         self._lose(host, reason)
@@ -309,7 +311,7 @@ class Roster:
             self._changed.notify_all()
             if host.link is not None:
                 host.link.close(reason)
-        if not self._leaving:
+        if not self.leaving:
             self._emit("host_lost", host=host.index, name=host.name, cause=reason)
             say(f"slurmmesh: {host.lost}")
         self._on_lost(host, reason)

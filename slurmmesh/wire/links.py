@@ -20,6 +20,7 @@ from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
 from slurmmesh.wire.frames import Frame, FrameDecoder
+from slurmmesh.wire.identity import handshake_error
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
 
 HANDSHAKE_TIMEOUT_S = 20.0
@@ -196,7 +197,7 @@ class Link:
         except ssl.SSLWantWriteError:
             return self._watch(WRITE)
         except (OSError, ValueError) as error:
-            return self._shut(f"handshake failed: {error}")
+            return self._shut(str(handshake_error(error, self.peer_address or "a peer")))
         return self._opened()
 
     def _opened(self) -> None:

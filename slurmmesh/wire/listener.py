@@ -42,10 +42,6 @@ class Listener:
         if not self._closed:
             self._reactor.watch(self._sock.fileno(), READ, self._accept)
 
-    def hold(self) -> None:
-        """Accept nobody until ``start``; they queue in the kernel. In the reactor's thread."""
-        self._reactor.unwatch(self._sock.fileno())
-
     def close(self) -> None:
         """Stop accepting. In the reactor's thread, or when it does not run."""
         self._closed = True
