@@ -45,6 +45,7 @@ class Future(Generic[T]):
         self._wait(timeout)
         if self._error is not None:
             # Traceback and context of an earlier raise do not belong to this one.
+            self._error.__context__ = None
             raise self._error.with_traceback(None)
         return self._value
 

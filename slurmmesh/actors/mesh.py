@@ -24,7 +24,8 @@ class ProcEvent:
 
     Attributes:
         kind: ``up`` (registered), ``exited``, ``restarted`` (its actors are built again),
-            ``given_up`` (the restart intensity is spent; nothing of the mesh runs any more).
+            ``given_up`` (not started again: the restart intensity is spent and nothing of the
+            mesh runs any more, or the rank's host is lost).
         at: seconds since the epoch, taken where it happened.
         seen_at: the same clock, when the controller knew.
         cause: of ``exited`` and ``given_up``.
@@ -113,7 +114,7 @@ class ProcMesh(Shaped):
         """
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
             raise TypeError(f"{cls!r} is not a class derived from slurmmesh.Actor")
-        taken = [each for each in endpoint_names(cls) if hasattr(ActorMesh, each)]
+        taken = [name for name in endpoint_names(cls) if hasattr(ActorMesh, name) or name in _OWN]
         if taken:
             raise ValueError(f"{cls.__name__}: rename the endpoint {taken[0]!r}, meshes have one")
         if cls.__init__ is not object.__init__:
@@ -171,6 +172,10 @@ class ProcMesh(Shaped):
         if not 0 <= grace_s < math.inf:
             raise UsageError(f"grace_s is a number of seconds of at least 0, not {grace_s}")
         return self._runtime.stop_procs(self._mesh, self.region.ranks, grace_s)
+
+
+_OWN = frozenset({"_runtime", "_procs", "_actor", "_cls", "name", "_region", "initialized"})
+"""What each ActorMesh has besides its class: no endpoint of such a name could be called."""
 
 
 class ActorMesh(Shaped):

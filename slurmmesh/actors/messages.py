@@ -23,7 +23,6 @@ class ProcWelcome:
     region: Region
     host: str
     host_address: str
-    host_pid: int
     incarnation: int
     job_folder: str | None
     credentials: Credentials | None

@@ -287,14 +287,13 @@ def test_what_is_wrong_at_the_caller_is_said_before_anything_is_sent(actors, pro
     assert actors.history.call().get(20).item(hosts=0, gpus=0) == [7]
 
 
-def test_an_endpoint_may_not_take_the_name_of_something_a_mesh_has(procs):
-    class Clash(sm.Actor):
-        @sm.endpoint
-        def slice(self):
-            return None
-
-    with pytest.raises(ValueError, match="rename the endpoint 'slice'"):
-        procs.spawn("clash", Clash)
+def test_an_endpoint_may_not_take_the_name_of_something_a_mesh_has(procs, actors):
+    names = ["slice", *vars(actors)]
+    assert {"name", "initialized"} < set(names)
+    for name in names:
+        clash = type("Clash", (sm.Actor,), {name: sm.endpoint(lambda self: None)})
+        with pytest.raises(ValueError, match=f"rename the endpoint '{name}'"):
+            procs.spawn("clash", clash)
 
 
 def test_a_constructor_that_fails_on_one_rank_leaves_the_others_usable(procs):

@@ -100,3 +100,17 @@ def test_waiting_in_the_thread_that_brings_answers_is_an_error_not_a_hang():
     reactor.call_soon(wait_in_callback)
     reactor.run()
     assert "the step" in str(errors[0])
+
+
+def test_an_error_does_not_bring_along_what_was_handled_when_it_was_raised_before():
+    future: Future[int] = Future()
+    future.set_exception(ValueError("the error"))
+    try:
+        raise KeyError("handled meanwhile")
+    except KeyError:
+        with pytest.raises(ValueError, match="the error") as caught:
+            future.get()
+        assert isinstance(caught.value.__context__, KeyError)
+    with pytest.raises(ValueError, match="the error") as caught:
+        future.get()
+    assert caught.value.__context__ is None
