@@ -27,7 +27,15 @@ if TYPE_CHECKING:
         endpoint,
     )
     from slurmmesh.errors import ActorError, SlurmmeshError, SupervisionError
-    from slurmmesh.hosts import HostMesh, Job, job_or_local, local_hosts, this_host, this_job
+    from slurmmesh.hosts import (
+        HostMesh,
+        Job,
+        explain_errors,
+        job_or_local,
+        local_hosts,
+        this_host,
+        this_job,
+    )
     from slurmmesh.shape import Extent, Point, Region, ValueMesh
     from slurmmesh.supervision import Supervision
 
@@ -46,7 +54,15 @@ _HOMES = {
         "endpoint",
     ),
     "slurmmesh.errors": ("ActorError", "SlurmmeshError", "SupervisionError"),
-    "slurmmesh.hosts": ("HostMesh", "Job", "job_or_local", "local_hosts", "this_host", "this_job"),
+    "slurmmesh.hosts": (
+        "HostMesh",
+        "Job",
+        "explain_errors",
+        "job_or_local",
+        "local_hosts",
+        "this_host",
+        "this_job",
+    ),
     "slurmmesh.shape": ("Extent", "Point", "Region", "ValueMesh"),
     "slurmmesh.supervision": ("Supervision",),
 }
@@ -77,6 +93,7 @@ __all__ = [
     "current_size",
     "endpoint",
     "errors",
+    "explain_errors",
     "faults",
     "job_or_local",
     "local_hosts",

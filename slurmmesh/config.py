@@ -1,10 +1,11 @@
-"""Settings: defaults, and ``SLURMMESH_*`` of the environment over them."""
+"""Settings: defaults, and ``SLURMMESH_*`` of the environment over them; the root they name."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,3 +90,15 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{variable}={text!r} is no number of seconds over 0")
     return value
+
+
+def make_local_folder(root: Path) -> tuple[str, Path]:
+    """Make the folder (0700) of a new local job, and the root of job folders if need be.
+
+    Returns the job's id and the folder. Raises OSError.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = root / job_id
+    folder.mkdir(mode=0o700)
+    return job_id, folder

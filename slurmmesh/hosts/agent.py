@@ -1,8 +1,10 @@
 """The host agent: one process per node that starts procs, watches them and passes frames on.
 
-It has one thread and blocks on nothing but its loop. It ends, and with it every process it
-started, when the controller says so, when the link to it breaks, and when the controller has
-given no sign of life for the time of the lease.
+It has one loop and, once it has opened its log, blocks on nothing else: the log is written by a
+thread of its own, so that a file system that stalls does not look like a dead host.
+
+It ends, and with it every process it started, when the controller says so, when the link to it
+breaks, and when the controller has given no sign of life for the time of the lease.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ EXIT_LOST_CONTROLLER = 75
 _CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_S = 2.0
 _TERM_GRACE_S = 2.0
+_TERM_NEWS_S = 1.0
+"""How long a SIGTERM waits for the controller's orders, which end the ranks in their order."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class HostAgent:
 
     def _on_open(self, link: Link) -> None:
         self._address = link.local_address
-        self._tell(HostHello(os.getpid(), socket.gethostname(), __version__), Kind.HELLO)
+        self._tell(HostHello(os.getpid(), __version__), Kind.HELLO)
 
     def _on_frame(self, _link: Link, frame: Frame) -> None:
         self._heard = self._reactor.clock()
@@ -232,7 +236,6 @@ class HostAgent:
                     region=message.region,
                     host=host.name,
                     host_address=self._address,
-                    host_pid=os.getpid(),
                     incarnation=message.incarnation,
                     job_folder=host.job_folder,
                     credentials=host.credentials,
@@ -318,8 +321,16 @@ class HostAgent:
         self._leave(message.grace_s)
 
     def _terminated(self) -> None:
-        self._farewell = self._farewell or "it was ended by SIGTERM"
-        self._leave(_TERM_GRACE_S)
+        """If the whole job is being ended, the controller was told as well and says how."""
+        for proc in self._procs.values():
+            proc.expected = True
+
+        def leave() -> None:
+            if not self._leaving:
+                self._farewell = "it was ended by SIGTERM"
+                self._leave(_TERM_GRACE_S)
+
+        self._reactor.call_later(_TERM_NEWS_S, leave)
 
     def _leave(self, grace_s: float) -> None:
         self._leaving = True

@@ -25,7 +25,7 @@ from slurmmesh.supervision import MeshSupervisor, Supervision
 from slurmmesh.wire.codec import loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import JobAuthority
-from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.reactor import Reactor, in_loop_thread
 
 
 class Controller:
@@ -55,7 +55,9 @@ class Controller:
         if job_folder is not None:
             job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (job_folder / "logs").mkdir(mode=0o700, exist_ok=True)
-            self._events = telemetry.EventLog(job_folder / "events.jsonl")
+            self._events = telemetry.EventLog(
+                job_folder / "events.jsonl", may_wait=lambda: not in_loop_thread()
+            )
             self._outer_sink = telemetry.set_sink(self._events.write)
         self._reactor = Reactor()
         self.roster = Roster(
@@ -223,8 +225,21 @@ class Controller:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def close(self, grace_s: float = 5.0) -> None:
+    def expect_end(self) -> None:
+        """The job is being ended from outside: what dies from here on is no news.
+
+        For a signal handler: Slurm sends SIGTERM to the job's processes on all nodes at once.
+        """
+        with self._lock:
+            self._life.closing = True
+            self.roster.leaving = True
+            for mesh in self._life.meshes.values():
+                mesh.supervisor.stopping()
+
+    def close(self, grace_s: float = 5.0, exit_code: int | None = None) -> None:
         """End all procs and hosts in order, then by force; leaves nothing running.
+
+        The last event says so, with the program's exit code where that is known.
 
         A call that comes while another is at it waits for that one; one that comes after an
         interrupted one goes on where that stopped.
@@ -236,16 +251,16 @@ class Controller:
         with self._close_lock:
             if self.closed:
                 return
+            self.expect_end()
             with self._lock:
-                self._life.closing = True
                 for mesh in self._life.meshes.values():
-                    mesh.supervisor.stopping()
                     mesh.over = mesh.over or MeshStopped("the job was stopped")
             self.roster.close(grace_s)
             for mesh in self._life.meshes.values():
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
             self._reactor.stop()
             self._thread.join()
+            self.emit("job_ended", exit_code=exit_code)
             if self._events is not None:
                 telemetry.set_sink(self._outer_sink, instead_of=self._events.write)
                 self._events.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from slurmmesh.config import load_settings, make_local_folder
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.endings import explain_errors
 from slurmmesh.hosts.local import start_local_hosts
 from slurmmesh.hosts.mesh import HostMesh
 from slurmmesh.hosts.roster import HostRecord
@@ -59,7 +60,7 @@ class Job:
             cluster=cluster,
             nodes=nodes,
             spares=spares,
-            argv=sys.argv[1:],
+            argv=list(sys.argv),
         )
         try:
             self._records = self._start(nodes + spares)
@@ -103,9 +104,17 @@ class Job:
         """Whether it has been stopped."""
         return self._controller.closed
 
-    def close(self) -> None:
-        """End the job's hosts and all that runs on them. Idempotent."""
-        self._controller.close()
+    def expect_end(self) -> None:
+        """See ``Controller.expect_end``."""
+        self._controller.expect_end()
+
+    def close(self, exit_code: int | None = None) -> None:
+        """End the job's hosts and all that runs on them. Idempotent.
+
+        Args:
+            exit_code: of the program, where it is known; for the last event of the job.
+        """
+        self._controller.close(exit_code=exit_code)
 
 
 def start_job(environ: Mapping[str, str]) -> Job:
@@ -151,8 +160,15 @@ def this_job() -> Job:
 def job_or_local(nodes: int = 1) -> Job:
     """The job this program runs in or, outside of one, a local job of that many hosts.
 
-    The local job's folder is made in ``slurmmesh-jobs`` below the working folder.
+    The local job's folder is made where ``submit`` makes it: in ``SLURMMESH_JOB_ROOT``, or in
+    ``slurmmesh-jobs`` below the working folder. Errors of slurmmesh then end the program as they
+    do under ``submit``, see :func:`explain_errors`.
+
+    Raises:
+        UsageError: ``nodes`` is below 1, or a setting has a wrong value.
+        SetupError: no job folder can be made, or the hosts could not be launched.
     """
+    explain_errors()
     if nodes < 1:
         raise UsageError(f"at least one host is needed, not {nodes}")
     with _lock:
@@ -160,12 +176,11 @@ def job_or_local(nodes: int = 1) -> Job:
             return job
         if "SLURMMESH_JOB_FOLDER" in os.environ:
             return start_job(os.environ)
-        job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        folder = Path("slurmmesh-jobs", job_id).absolute()
+        root = load_settings().job_root
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            job_id, folder = make_local_folder(root)
         except OSError as error:
-            raise SetupError(f"the job folder {folder} cannot be made: {error}") from error
+            raise SetupError(f"a job folder cannot be made in {root}: {error}") from error
         say(f"slurmmesh: local job {job_id}, logs in {folder}")
         return _adopt(lambda: Job(job_id, "local", folder, nodes))
 

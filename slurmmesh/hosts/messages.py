@@ -14,7 +14,6 @@ class HostHello:
     """Host to controller, first: I am here."""
 
     pid: int
-    hostname: str
     version: str
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from slurmmesh.actors.messages import ProcWelcome, StopProc
 from slurmmesh.errors import ExitCause, LinkClosed
@@ -19,6 +19,9 @@ from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import READ, Reactor, Timer
+
+_TERM_NEWS_S = 0.1
+"""How long the news of a SIGTERM that did not come through us waits for one to this host."""
 
 
 class HostedProc:
@@ -48,6 +51,7 @@ class HostedProc:
         self.pid = 0
         self.expected = False
         self._doomed = False
+        self._term_explained = False
         self._host = host
         self._reactor = reactor
         self._on_gone = on_gone
@@ -80,7 +84,7 @@ class HostedProc:
         self._stdout.close_write_end()
         self._stderr.close_write_end()
         if not reply.pid:
-            self._end(detail=f"could not be started: {reply.error}")
+            self._end(detail=reply.error, kind="not_started")
             return
         self.pid = reply.pid
         try:
@@ -88,7 +92,7 @@ class HostedProc:
         except OSError as error:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            self._end(detail=f"could not be watched: {error}")
+            self._end(detail=f"it could not be watched: {error}", kind="not_started")
             return
         self._reactor.watch(self._pidfd, READ, self._exited)
         if self._doomed:
@@ -106,6 +110,7 @@ class HostedProc:
 
     def signal(self, signum: int) -> None:
         """Send a signal to the process; no matter if it is gone."""
+        self._term_explained = self._term_explained or signum == signal.SIGTERM
         if self._pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signum)
@@ -125,9 +130,18 @@ class HostedProc:
             self.signal(signal.SIGKILL)
 
     def _exited(self, _events: int) -> None:
-        at = time.time()
+        self._take_exit(time.time())
+
+    def _take_exit(self, at: float) -> None:
         status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:
+            return
+        by_term = status.si_code != os.CLD_EXITED and status.si_status == signal.SIGTERM
+        if by_term and not (self.expected or self._term_explained):
+            # Slurm ends a job with a SIGTERM to each of its processes: is there one for us too?
+            self._term_explained = True
+            self._reactor.unwatch(self._pidfd)
+            self._reactor.call_later(_TERM_NEWS_S, lambda: self._take_exit(at))
             return
         kill_group(self.pid)  # what it started and left behind; before its pid can be another's
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
@@ -146,6 +160,7 @@ class HostedProc:
         exit_code: int | None = None,
         signum: int | None = None,
         detail: str = "",
+        kind: Literal["not_started", ""] = "",
     ) -> None:
         if self._grace is not None:
             self._grace.cancel()
@@ -166,6 +181,7 @@ class HostedProc:
             signal=signum,
             stderr_tail=self._stderr.tail,
             detail=detail,
+            kind=kind,
         )
         gone = ProcGone(
             self.mesh, self.rank, self.incarnation, cause, self.expected, at or time.time()
@@ -175,5 +191,5 @@ class HostedProc:
 
 def not_started(spawn: SpawnProcs, rank: int, host: str, reason: str) -> ProcGone:
     """The news of a rank of which nothing could be started."""
-    cause = ExitCause(spawn.name, rank, host, 0, detail=f"could not be started: {reason}")
+    cause = ExitCause(spawn.name, rank, host, 0, detail=reason, kind="not_started")
     return ProcGone(spawn.mesh, rank, spawn.incarnation, cause, False, time.time())

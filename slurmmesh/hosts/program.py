@@ -7,36 +7,32 @@ or ``submit`` on one machine, starts. Exit code: the program's; see ``docs/exit-
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import runpy
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slurmmesh import telemetry
 from slurmmesh.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_PROGRAM_FAILED,
-    ConfigError,
-    MissingDependencyError,
-    SetupError,
-    SlurmmeshError,
     UsageError,
 )
+from slurmmesh.hosts.endings import explain
 from slurmmesh.hosts.job import Job, start_job
 
 _TERMINATED = 128 + signal.SIGTERM
-_PLAIN = (UsageError, ConfigError, SetupError, MissingDependencyError)
-"""Errors whose text says all: a traceback would only hide it."""
 
 
 def main() -> NoReturn:
     """Run, and exit with the program's code."""
+    arguments = sys.argv[1:]
+    sys.argv = arguments or [""]  # what the program, and the job's first event, see
     signal.signal(signal.SIGTERM, _terminate)
     code = EXIT_PROGRAM_FAILED
     job: Job | None = None
@@ -44,15 +40,15 @@ def main() -> NoReturn:
     try:
         job = start_job(os.environ)
         record = _note_start(job)
-        code = _run(sys.argv[1:])
+        signal.signal(signal.SIGTERM, functools.partial(_terminate, job=job))
+        code = _run(arguments)
     except BaseException as error:
         code = _explain(error)
     # From here on it only ends things, in bounded time: a second signal must not cut it short.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     if job is not None:
-        telemetry.emit("job_ended", exit_code=code)
-        job.close()
+        job.close(code)
         _write_record(job, {**record, "ended": time.time(), "exit_code": code})
     # What is left is the user's own: threads that must end, and functions to run at exit.
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -63,8 +59,10 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _terminate(_signum: int, _frame: Any) -> NoReturn:
+def _terminate(_signum: int, _frame: Any, job: Job | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if job is not None:
+        job.expect_end()
     raise SystemExit(_TERMINATED)
 
 
@@ -105,13 +103,7 @@ def _explain(error: BaseException) -> int:
         return EXIT_INTERRUPTED
     if isinstance(error, SystemExit):
         return _code_of(error)
-    if not isinstance(error, _PLAIN):
-        traceback.print_exception(type(error), error, error.__traceback__)
-    if isinstance(error, SlurmmeshError):
-        if isinstance(error, _PLAIN):
-            print(f"slurmmesh: error: {error}", file=sys.stderr)
-        return error.exit_code
-    return EXIT_PROGRAM_FAILED
+    return explain(error)
 
 
 def _note_start(job: Job) -> dict[str, Any]:
@@ -122,7 +114,7 @@ def _note_start(job: Job) -> dict[str, Any]:
         "cluster": job.cluster,
         "nodes": nodes,
         "spares": spares,
-        "argv": sys.argv[1:],
+        "argv": list(sys.argv),
         "cwd": os.getcwd(),
         "pid": os.getpid(),
         "started": time.time(),

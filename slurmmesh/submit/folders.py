@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
+from slurmmesh import config
 from slurmmesh.errors import ConfigError, SetupError
 from slurmmesh.lab.folder import no_room
 
@@ -39,13 +39,10 @@ def make_local_folder(root: Path) -> tuple[str, Path]:
         ConfigError: it cannot be made.
         SetupError: the disk is full.
     """
-    job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder = root / job_id
     try:
-        folder.mkdir(mode=0o700)
+        return config.make_local_folder(root)
     except OSError as error:
         raise _error(root, error) from None
-    return job_id, folder
 
 
 def why_incomplete(folder: Path) -> str:

@@ -22,7 +22,7 @@ import json, os, sys, time
 import slurmmesh as sm
 from slurmmesh.hosts import roster, job as jobs
 
-roster.HOST_SILENCE_S, roster.LEASE_S, roster.HEARTBEAT_S = 1.5, 2.0, 0.2
+roster.HOST_SILENCE_S, roster.LEASE_S, roster.HEARTBEAT_S = 3.0, 1.5, 0.2
 
 
 class Probe(sm.Actor):
@@ -132,3 +132,62 @@ def test_a_host_behind_a_cut_network_is_given_up_and_ends_its_procs_itself(tmp_p
         assert lost["name"] == "node2"
         assert "no sign of life" in lost["cause"]
         lab.heal_network("node2")
+
+
+CANCELLED = """
+import os, sys, time
+import slurmmesh as sm
+
+
+class Probe(sm.Actor):
+    @sm.endpoint
+    def pid(self):
+        return os.getpid()
+
+
+rule = sm.Supervision("one_for_one", max_restarts=9, within_s=60)
+procs = sm.this_job().hosts.spawn_procs({"gpus": 2}, name="probe", supervise=rule)
+actors = procs.spawn("probe", Probe)
+actors.pid.call().get(60)
+open(sys.argv[1], "w").close()
+try:
+    time.sleep(3600)
+finally:
+    time.sleep(0.5)  # a program that takes its time to end
+"""
+
+
+def test_a_cancelled_job_ends_in_order_without_an_alarm(tmp_path: Path):
+    with Lab(nodes=2) as lab:
+        script = tmp_path / "script.py"
+        script.write_text(CANCELLED)
+        job = tmp_path / "job"
+        (tmp_path / "batch.sh").write_text(
+            "#!/bin/bash\n"
+            f"export SLURMMESH_JOB_FOLDER={job} SLURMMESH_JOB_ID=$SLURM_JOB_ID\n"
+            "export SLURMMESH_CLUSTER=slurm SLURMMESH_NODES=2\n"
+            f"exec {sys.executable} -u -m slurmmesh.hosts.program {script} {tmp_path}/up\n"
+        )
+        command = ["sbatch", "--parsable", "-N2", "--no-kill", "-o", f"{tmp_path}/out"]
+        job_id = subprocess.run(
+            [*command, str(tmp_path / "batch.sh")],
+            env=lab.env(),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        wait_for(tmp_path / "up")
+        subprocess.run(["scancel", job_id], env=lab.env(), check=True)
+        deadline = time.monotonic() + 60
+        while not events(tmp_path, "job_ended"):
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.01)
+        assert events(tmp_path, "job_ended")[-1]["exit_code"] == 143
+        assert events(tmp_path, "host_lost") == events(tmp_path, "proc_restarted") == []
+        ends = events(tmp_path, "proc_exited")
+        assert len(ends) == 4
+        assert all(end["expected"] for end in ends), ends
+        said = (tmp_path / "out").read_text()
+        assert "lost" not in said
+        assert "Traceback" not in said

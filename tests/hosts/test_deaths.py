@@ -79,6 +79,7 @@ def hosts(tmp_path: Path) -> Iterator[sm.HostMesh]:
 
 
 def events_of(folder: Path, kind: str) -> list[dict]:
+    sm.telemetry.emit("test_reads")  # written after all that was told so far, which is then there
     lines = (folder / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
@@ -150,9 +151,9 @@ def test_a_mesh_that_fails_too_often_is_given_up_with_its_last_cause(hosts, tmp_
     events: queue.Queue[ProcEvent] = queue.Queue()
     procs.on_event(events.put)
     waiting = actors.slice(hosts=0).wait_for_ever.call_one()
-    for _ in range(2):
-        actors.slice(hosts=1).last_words.call_one("again", signal.SIGABRT)
-        next_event(events, "exited")
+    actors.slice(hosts=1).last_words.call_one("again", signal.SIGABRT)
+    next_event(events, "restarted")
+    actors.slice(hosts=1).last_words.call_one("again", signal.SIGABRT)
     given_up = next_event(events, "given_up")
     assert given_up.cause.signal_name == "SIGABRT"
     with pytest.raises(SupervisionError):
@@ -189,18 +190,85 @@ def test_a_lost_host_ends_its_procs_and_names_itself(hosts, tmp_path):
     assert [event["name"] for event in events_of(tmp_path, "host_lost")] == ["local1"]
 
 
-def test_a_supervised_mesh_on_a_lost_host_is_given_up(hosts, tmp_path):
-    rule = sm.Supervision("one_for_one", max_restarts=2, within_s=60)
-    procs = hosts.slice(hosts=1).spawn_procs(name="housed", supervise=rule)
+@pytest.mark.parametrize(
+    ("strategy", "max_restarts"), [("one_for_one", 2), ("one_for_one", 0), ("one_for_all", 2)]
+)
+def test_a_supervised_mesh_loses_with_a_host_what_the_strategy_says(
+    hosts, tmp_path, strategy, max_restarts
+):
+    rule = sm.Supervision(strategy, max_restarts, within_s=60)
+    procs = hosts.spawn_procs({"gpus": 2}, name="housed", supervise=rule)
     actors = procs.spawn("housed", Victim, str(tmp_path))
     events: queue.Queue[ProcEvent] = queue.Queue()
     procs.on_event(events.put)
-    assert actors.pid.call_one().get(20)
+    assert len(actors.pid.call().get(20)) == 4
     agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 1)
     os.kill(agent, signal.SIGKILL)
-    assert next_event(events, "given_up").cause.host == "local1"
-    with pytest.raises(SupervisionError):
-        actors.pid.call_one().get(20)
+    given_up = [next_event(events, "given_up") for _ in range(2)]
+    assert [(event.rank, event.host) for event in given_up] == [(2, "local1"), (3, "local1")]
+    assert {event.cause.kind for event in given_up} == {"host_lost"}
+    with pytest.raises(HostLost, match="local1"):
+        actors.pid.call().get(20)
+    on_the_other_host = actors.slice(hosts=0)
+    if strategy == "one_for_all":
+        with pytest.raises(HostLost, match="local1"):
+            on_the_other_host.pid.call().get(20)
+        return
+    assert len(on_the_other_host.pid.call().get(20)) == 2
+    if max_restarts:
+        procs.send_signal(signal.SIGKILL, rank=0)
+        assert next_event(events, "restarted").rank == 0
+        assert len(on_the_other_host.pid.call().get(20)) == 2
+    procs.stop().get(20)
+
+
+def test_a_stalled_file_system_does_not_end_the_job(tmp_path, monkeypatch):
+    """Pipes that nobody reads from take the place of the logs and of the event log."""
+    for name in ("HOST_SILENCE_S", "LEASE_S"):
+        monkeypatch.setattr(f"slurmmesh.hosts.roster.{name}", 0.6)
+    monkeypatch.setattr("slurmmesh.hosts.roster.HEARTBEAT_S", 0.1)
+    (tmp_path / "logs").mkdir()
+    readers = [full_pipe(tmp_path / name) for name in ("events.jsonl", "logs/local0.log")]
+    host = sm.local_hosts(1, tmp_path)
+    actors = host.spawn_procs(name="loud").spawn("loud", Loud)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        assert actors.write.call_one(b"a line\n" * 100).get(20)
+    assert not host._controller.hosts[0].lost
+    for reader in readers:
+        os.close(reader)  # what was stalled fails
+    host.stop()
+
+
+def full_pipe(path: Path) -> int:
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(reader, b"x" * 4096)
+    return reader
+
+
+def test_a_host_that_was_given_up_and_comes_back_ends_its_procs(hosts, tmp_path, monkeypatch):
+    actors = hosts.spawn_procs(name="housed").spawn("housed", Victim, str(tmp_path))
+    pids = list(actors.pid.call().get(20).values())
+    agent = next(event["pid"] for event in events_of(tmp_path, "host_up") if event["host"] == 1)
+    os.kill(agent, signal.SIGSTOP)
+    unanswered = actors.slice(hosts=1).pid.call_one()
+    monkeypatch.setattr("slurmmesh.hosts.roster.HOST_SILENCE_S", 2.5)
+    monkeypatch.setattr("slurmmesh.hosts.roster.HEARTBEAT_S", 0.1)
+    with pytest.raises(ProcDied, match="no sign of life"):
+        unanswered.get(20)
+    assert exists(pids[1])
+    os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: not exists(pids[1]), "its proc ends")
+    wait_until(lambda: not exists(agent), "it ends")
+
+
+def test_a_host_ends_its_procs_before_it_is_given_up():
+    from slurmmesh.hosts import roster
+
+    assert roster.LEASE_S + 2 * roster.HEARTBEAT_S < roster.HOST_SILENCE_S
 
 
 def test_procs_outlive_the_fork_server_and_a_new_one_is_started(hosts, tmp_path):

@@ -57,6 +57,10 @@ def run(folder: Path, *args: str, **more: str) -> subprocess.CompletedProcess[st
     )
 
 
+def events_of(job_folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (job_folder / "events.jsonl").read_text().splitlines()]
+
+
 def record(folder: Path) -> dict:
     return json.loads((folder / "job" / "job.json").read_text())
 
@@ -76,13 +80,12 @@ def test_a_program_runs_on_the_hosts_of_its_job_with_its_arguments(tmp_path):
     assert "local-test local ['local0', 'local1'] None" in done.stdout
     assert f"logs in {tmp_path / 'job'}" in done.stderr
     assert record(tmp_path)["exit_code"] == 0
-    kinds = [
-        json.loads(line)["kind"]
-        for line in (tmp_path / "job" / "events.jsonl").read_text().splitlines()
-    ]
-    assert kinds[0] == "job_started" or "job_started" in kinds
-    assert kinds.count("host_up") == 2
-    assert "job_ended" in kinds
+    events = events_of(tmp_path / "job")
+    kinds = [event["kind"] for event in events]
+    assert (kinds[0], kinds[-1]) == ("job_started", "job_ended")
+    assert (kinds.count("host_up"), kinds.count("job_ended")) == (2, 1)
+    assert events[0]["argv"] == [str(tmp_path / "a script.py"), "a b", "c'\"\n$d"]
+    assert events[-1]["exit_code"] == 0
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,7 @@ def test_the_exit_code_tells_how_the_program_ended(tmp_path, body, code, words):
     done = program(tmp_path, body)
     assert (done.returncode, record(tmp_path)["exit_code"]) == (code, code)
     assert words in done.stderr
+    assert events_of(tmp_path / "job")[-1]["exit_code"] == code
 
 
 def test_spare_hosts_are_kept_apart(tmp_path):
@@ -167,6 +171,49 @@ def test_outside_of_a_job_this_job_says_what_to_do():
         timeout=60,
     )
     assert "python -m slurmmesh.submit" in done.stderr.splitlines()[-1]
+
+
+def outside(folder: Path, body: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A program that nobody submitted."""
+    script = folder / "alone.py"
+    script.write_text("import sys\nimport slurmmesh as sm\n" + body)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(
+        [sys.executable, str(script), "an argument"],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **more},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_local_job_lies_where_submits_do_and_tells_its_beginning_and_end(tmp_path):
+    root = tmp_path / "elsewhere"
+    done = outside(tmp_path, "sm.job_or_local().hosts", SLURMMESH_JOB_ROOT=str(root))
+    assert done.returncode == 0, done.stderr
+    [folder] = root.iterdir()
+    events = events_of(folder)
+    assert events[0]["kind"] == "job_started"
+    assert events[0]["argv"] == [str(tmp_path / "alone.py"), "an argument"]
+    assert (events[-1]["kind"], events[-1]["exit_code"]) == ("job_ended", None)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "lines"),
+    [
+        ("sm.job_or_local(0)", 2, 1),
+        ("sm.explain_errors()\nraise sm.errors.SetupError('no room')", 6, 1),
+        ("sm.explain_errors()\nraise sm.errors.RestartBudgetSpent('too often')", 5, 4),
+        ("sm.explain_errors()\nraise ValueError('mine')", 1, 4),
+        ("sm.explain_errors()\nsys.exit(7)", 7, 0),
+        ("sm.job_or_local()", 2, 1),
+    ],
+)
+def test_a_program_that_nobody_submitted_ends_with_the_same_codes(tmp_path, body, code, lines):
+    done = outside(tmp_path, body, SLURMMESH_JOB_ROOT="")
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, lines), done.stderr
+    assert ("Traceback" in done.stderr) == (lines > 1)
 
 
 def test_this_host_is_one_host_without_dimensions(tmp_path):

@@ -1,0 +1,51 @@
+"""How an error ends a program: what is printed, and the exit code (``docs/exit-codes.md``)."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+
+from slurmmesh.errors import (
+    EXIT_PROGRAM_FAILED,
+    MissingDependencyError,
+    SetupError,
+    SlurmmeshError,
+    SubmitError,
+    UsageError,
+)
+
+_PLAIN = (UsageError, SetupError, SubmitError, MissingDependencyError)
+"""Errors whose text says all: a traceback would only hide it."""
+
+
+def explain(error: BaseException) -> int:
+    """Say on stderr what went wrong; returns the exit code."""
+    if isinstance(error, _PLAIN):
+        print(f"slurmmesh: error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    return error.exit_code if isinstance(error, SlurmmeshError) else EXIT_PROGRAM_FAILED
+
+
+def explain_errors() -> None:
+    """From here on an error of slurmmesh that nobody catches ends this program as under ``submit``.
+
+    That is: with the exit code of ``docs/exit-codes.md`` and, where the text says all, without a
+    traceback. All other errors end it as before. An interactive session is left alone.
+    """
+    if not hasattr(sys, "ps1") and not sys.flags.interactive and sys.excepthook is not _hook:
+        global _before
+        _before = sys.excepthook
+        sys.excepthook = _hook
+
+
+_before = sys.excepthook
+
+
+def _hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    if not isinstance(error, SlurmmeshError):
+        _before(kind, error, where)
+        return
+    # The interpreter ends with the code of a SystemExit that comes out of its hook.
+    raise SystemExit(explain(error))
