@@ -258,7 +258,7 @@ class _Bomb:
         return open, (str(self.path), "w")
 
 
-def test_strangers_are_not_listened_to_and_hold_nobody_up(listening, tmp_path):
+def test_strangers_are_not_listened_to_and_hold_nobody_up(listening, tmp_path, capfd):
     mark = tmp_path / "exploded"
     frame = Frame(Kind.HELLO, pickle.dumps(_Bomb(mark)))
     bomb = b"".join(bytes(part) for part in frame.parts())
@@ -289,6 +289,10 @@ def test_strangers_are_not_listened_to_and_hold_nobody_up(listening, tmp_path):
     assert "SIGTERM" in listening.record.lost.detail
     assert listening.speak_as(listening.credentials, bomb) == b""  # one that was lost
     assert not mark.exists()
+    said = capfd.readouterr().err
+    assert "127.0.0.1 did not prove that it belongs to this job" in said
+    assert "it belongs to another job" in said
+    assert "it is no member of a slurmmesh job" in said
     for sock in silent:
         sock.close()
 
