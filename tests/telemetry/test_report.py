@@ -281,3 +281,17 @@ def test_the_command_tells_what_is_wrong(
 ) -> None:
     assert report.main([str(tmp_path)]) == 2
     assert "there is no event log at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cpu", "The replicas computed on CPUs, with tensors between them over Gloo"),
+        ("cuda AMD Instinct MI250X", "The replicas computed on: cuda AMD Instinct MI250X"),
+    ],
+)
+def test_the_page_names_what_the_replicas_computed_on(device: str, words: str) -> None:
+    events = simulate(steps=5).events
+    told = {"t": events[-2]["t"], "kind": "replica_started", "replica": 0, "device": device}
+    history = fold([*events, told])
+    assert words in page.render(history, summarize(history), [])
