@@ -30,6 +30,7 @@ _STOP_TIMEOUT_S = 15.0
 _PORT_TRIES = 4
 _NODE_PORT_OF_ITS_OWN = 6818
 _TAIL_LINES = 6
+_JOB_IDS = 60_000_000
 _PORT_TAKEN_WORDS = "Address already in use"
 
 
@@ -151,6 +152,7 @@ class Manager:
             ),
             node_hostnames=spec.node_names if network else ("localhost",) * spec.nodes,
             node_ports=(_NODE_PORT_OF_ITS_OWN,) * spec.nodes if network else ports[-spec.nodes :],
+            first_job_id=_next_job_ids(),
         )
 
     def _start_slurmdbd(self, site: Site) -> None:
@@ -383,3 +385,11 @@ def answers(address: str | tuple[str, int | None]) -> bool:
 def write_card(layout: Layout, spec: LabSpec, keeper: int) -> None:
     card: Path = layout.card
     card.write_text(json.dumps({"spec": spec.to_json(), "keeper": keeper}))
+
+
+def _next_job_ids() -> int:
+    """Where to begin counting jobs, so that no later lab of this month uses an id again.
+
+    Job folders are named by job ids, and two labs may well be used from one folder.
+    """
+    return 1 + int(time.time() * 10) % _JOB_IDS

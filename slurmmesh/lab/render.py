@@ -16,6 +16,7 @@ class Site:
         controller: the IPv4 address of slurmctld.
         node_addresses, node_hostnames, node_ports: one of each per node, in order.
         dbd_port: None without accounting.
+        first_job_id: where the lab begins to count jobs.
     """
 
     user: str
@@ -25,6 +26,7 @@ class Site:
     node_hostnames: tuple[str, ...]
     node_ports: tuple[int, ...]
     dbd_port: int | None = None
+    first_job_id: int = 1
 
 
 def slurm_conf(spec: LabSpec, layout: Layout, site: Site) -> str:
@@ -87,6 +89,7 @@ def _settings(spec: LabSpec, layout: Layout, site: Site) -> dict[str, str]:
         "JobAcctGatherFrequency": "0",
         "JobCompType": "jobcomp/filetxt",
         "JobCompLoc": f"{layout.log}/jobcomp.txt",
+        "FirstJobId": str(site.first_job_id),
         "MaxArraySize": "1001",
         "JobRequeue": "1",
         "PreemptType": "preempt/partition_prio",

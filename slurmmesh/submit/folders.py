@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from pathlib import Path
 
 from slurmmesh import config
@@ -43,6 +45,26 @@ def make_local_folder(root: Path) -> tuple[str, Path]:
         return config.make_local_folder(root)
     except OSError as error:
         raise _error(root, error) from None
+
+
+class EarlierJobs:
+    """The job folders that were in the root before a submit.
+
+    A cluster set up anew counts jobs from the beginning. What an earlier job of the same id left
+    must not be taken for the new job's, which moves it aside as well when it starts.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        with os.scandir(root) as entries:
+            self._inodes = {entry.name: entry.inode() for entry in entries}
+
+    def set_aside(self, job_id: str) -> None:
+        """Move aside what an earlier job of this id left."""
+        folder = self._root / job_id
+        with contextlib.suppress(OSError):
+            if job_id in self._inodes and folder.stat().st_ino == self._inodes[job_id]:
+                folder.rename(folder.with_name(f"{job_id}.before-{int(time.time())}"))
 
 
 def why_incomplete(folder: Path) -> str:

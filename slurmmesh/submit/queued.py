@@ -12,6 +12,7 @@ from slurmmesh.slurm.client import JobRef, SlurmClient
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.template import command_line_options, render
 from slurmmesh.slurm.watch import JobWatch
+from slurmmesh.submit.folders import EarlierJobs
 from slurmmesh.submit.interrupts import Interrupts
 
 _LOOK_EVERY_S = 0.1
@@ -30,7 +31,9 @@ def submit(
     client = SlurmClient(settings, interrupted=lambda: bool(interrupts))
     client.wait_until_up()
     _check_size(job, client)
+    earlier = EarlierJobs(job.job_root)
     ref = client.submit(render(job), command_line_options(job), name=job.name, warn=tell)
+    earlier.set_aside(ref.id)
     if not interrupts:
         watch(ref, job.job_root / ref.id, settings, lambda line: None).look()
     return ref

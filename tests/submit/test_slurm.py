@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -356,3 +357,36 @@ def test_the_job_folder_cannot_be_made_on_the_node(slurm: Any, wait_until: WaitU
     )
     output = slurm.jobs / f"{job_id}.out"
     wait_until(lambda: output.exists() and "slurmmesh: cannot make the job" in output.read_text())
+
+
+def test_an_id_that_an_earlier_cluster_used_is_not_taken_for_the_earlier_job(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "program.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
+    codes = []
+    for code in (0, 7):
+        with Lab(nodes=1, settings={"FirstJobId": "7"}) as lab:
+            done = subprocess.run(
+                [sys.executable, "-m", "slurmmesh.submit", "--wait", "program.py", "--", str(code)],
+                env=lab.env(SLURMMESH_JOB_ROOT=str(tmp_path / "jobs")),
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        codes.append(done.returncode)
+    assert codes == [0, 7]
+    records = [
+        json.loads((folder / "job.json").read_text())["exit_code"]
+        for folder in sorted((tmp_path / "jobs").glob("7*"))
+        if folder.is_dir()
+    ]
+    assert sorted(records) == [0, 7]
+
+
+def test_each_lab_counts_jobs_from_another_number() -> None:
+    ids = []
+    for _ in range(2):
+        with Lab(nodes=1) as lab:
+            ids.append(lab.run("sbatch", "--parsable", "--wrap", "true", "-o", "/dev/null").stdout)
+    assert int(ids[0]) < int(ids[1])

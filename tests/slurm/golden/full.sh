@@ -22,6 +22,10 @@ fail() {
 }
 
 job_folder=/shared/jobs/"$SLURM_JOB_ID"
+# A cluster set up anew counts jobs from the beginning: what an earlier job of this id left is kept.
+if [ -d "$job_folder" ]; then
+    mv -- "$job_folder" "$job_folder.before-$(date +%s)" 2>/dev/null
+fi
 mkdir -p -m 700 -- "$job_folder" ||
     fail "cannot make the job folder $job_folder: it must be on a file system that all nodes see"
 chmod 700 -- "$job_folder" || fail "the job folder $job_folder belongs to somebody else"
