@@ -214,6 +214,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.sync_every < 1 or options.steps < 1 or options.steps % options.sync_every:
         parser.error("--steps must be a positive multiple of --sync-every")
+    if options.replicas < 1:
+        parser.error("--replicas must be at least 1")
     return options
 
 

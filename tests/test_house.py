@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tensors": {"actors"},
 }
 CODE = ("slurmmesh", "sbatch_templates", "examples", "tests")
-FRONT_DOORS = {"submit", "lab", "cli", "__init__"}
+FRONT_DOORS = {"submit", "lab", "cli", "__init__", "__main__"}
 # The writing end of the event log: open to every room.
 OPEN_TO_ALL = {"slurmmesh._version", "slurmmesh.telemetry", "slurmmesh.telemetry.events"}
 

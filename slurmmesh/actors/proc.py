@@ -76,6 +76,7 @@ class _Proc:
         self._main: queue.SimpleQueue[ProcWelcome | ActorRunner | None] = queue.SimpleQueue()
         self._runners: dict[int, ActorRunner] = {}
         self._threads: list[threading.Thread] = []
+        self._ready = threading.Event()
         self._context: Context | None = None
         self._welcome: ProcWelcome | None = None
 
@@ -87,7 +88,8 @@ class _Proc:
             return 1
         on_welcome(welcome)
         telemetry.set_sink(self._send_event)
-        self._link.send(Frame(Kind.HELLO, ranks=(welcome.rank,)))
+        self._link.send(Frame(Kind.HELLO, call=os.getpid(), ranks=(welcome.rank,)))
+        self._ready.set()
         try:
             runner = self._main.get()
             if isinstance(runner, ActorRunner):
@@ -176,6 +178,7 @@ class _Proc:
         """What comes out of an actor ends its proc, on whichever thread it runs."""
         code = 1
         try:
+            self._ready.wait()
             runner.run()
             return
         except SystemExit as error:

@@ -298,8 +298,9 @@ class HostAgent:
 
     def _from_proc(self, proc: HostedProc, frame: Frame) -> None:
         if frame.kind is Kind.HELLO:
-            now = time.time()
-            self._tell(ProcStarted(proc.mesh, proc.rank, proc.incarnation, proc.pid, now))
+            # It tells its pid itself: the fork server's answer may come later than this.
+            pid, now = frame.call, time.time()
+            self._tell(ProcStarted(proc.mesh, proc.rank, proc.incarnation, pid, now))
         else:
             with contextlib.suppress(LinkClosed):
                 self._link.post(frame)

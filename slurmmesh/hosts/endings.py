@@ -7,6 +7,7 @@ import traceback
 from types import TracebackType
 
 from slurmmesh.errors import (
+    EXIT_INTERRUPTED,
     EXIT_PROGRAM_FAILED,
     MissingDependencyError,
     SetupError,
@@ -32,7 +33,8 @@ def explain_errors() -> None:
     """From here on an error of slurmmesh that nobody catches ends this program as under ``submit``.
 
     That is: with the exit code of ``docs/exit-codes.md`` and, where the text says all, without a
-    traceback. All other errors end it as before. An interactive session is left alone.
+    traceback; Ctrl-C likewise. All other errors end it as before. An interactive session is left
+    alone.
     """
     if not hasattr(sys, "ps1") and not sys.flags.interactive and sys.excepthook is not _hook:
         global _before
@@ -44,6 +46,9 @@ _before = sys.excepthook
 
 
 def _hook(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        print("slurmmesh: interrupted", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED)
     if not isinstance(error, SlurmmeshError):
         _before(kind, error, where)
         return

@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,10 +37,10 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     code = EXIT_PROGRAM_FAILED
     job: Job | None = None
-    record: dict[str, Any] = {}
+    record = _record_of(os.environ)
     try:
         job = start_job(os.environ)
-        record = _note_start(job)
+        _tell_start(record)
         signal.signal(signal.SIGTERM, functools.partial(_terminate, job=job))
         code = _run(arguments)
     except BaseException as error:
@@ -49,7 +50,7 @@ def main() -> NoReturn:
         signal.signal(signum, signal.SIG_IGN)
     if job is not None:
         job.close(code)
-        _write_record(job, {**record, "ended": time.time(), "exit_code": code})
+    _write_record({**record, "ended": time.time(), "exit_code": code})
     # What is left is the user's own: threads that must end, and functions to run at exit.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
@@ -106,28 +107,40 @@ def _explain(error: BaseException) -> int:
     return explain(error)
 
 
-def _note_start(job: Job) -> dict[str, Any]:
-    nodes = int(os.environ["SLURMMESH_NODES"])
-    spares = int(os.environ.get("SLURMMESH_SPARES") or 0)
-    record = {
-        "job_id": job.id,
-        "cluster": job.cluster,
-        "nodes": nodes,
-        "spares": spares,
+def _record_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What ``job.json`` tells of the job from its start on."""
+    return {
+        "job_id": environ.get("SLURMMESH_JOB_ID"),
+        "cluster": environ.get("SLURMMESH_CLUSTER"),
+        "nodes": _count(environ.get("SLURMMESH_NODES")),
+        "spares": _count(environ.get("SLURMMESH_SPARES")),
         "argv": list(sys.argv),
         "cwd": os.getcwd(),
         "pid": os.getpid(),
         "started": time.time(),
     }
-    _write_record(job, record)
-    print(f"slurmmesh: job {job.id} on {nodes} hosts, logs in {job.folder}", file=sys.stderr)
-    return record
 
 
-def _write_record(job: Job, record: dict[str, Any]) -> None:
-    """Write ``job.json`` so that a reader sees the old one or the new one, whole."""
-    assert job.folder is not None
-    path = job.folder / "job.json"
+def _count(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _tell_start(record: dict[str, Any]) -> None:
+    _write_record(record)
+    hosts = "1 host" if record["nodes"] == 1 else f"{record['nodes']} hosts"
+    folder = os.environ["SLURMMESH_JOB_FOLDER"]
+    print(f"slurmmesh: job {record['job_id']} on {hosts}, logs in {folder}", file=sys.stderr)
+
+
+def _write_record(record: dict[str, Any]) -> None:
+    """Write ``job.json`` so that a reader sees the old one or the new one, whole.
+
+    Nothing is written where the job has no folder.
+    """
+    folder = os.environ.get("SLURMMESH_JOB_FOLDER")
+    if not folder or not os.path.isdir(folder):
+        return
+    path = Path(folder, "job.json")
     draft = path.with_suffix(".tmp")
     try:
         draft.write_text(json.dumps(record, indent=1) + "\n")

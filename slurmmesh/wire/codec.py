@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import io
+import marshal
 import pickle
 import sys
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -82,6 +84,10 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
+        if kind is types.CodeType:
+            # cloudpickle would drop the file's name, and tracebacks with it. All nodes run the
+            # same Python, so marshal's form does.
+            return marshal.loads, (marshal.dumps(obj),)
         if self._tensor is not None and kind in (self._tensor, self._parameter):
             reduced = _reduce_tensor(obj, is_parameter=kind is self._parameter)
             if reduced is not None:

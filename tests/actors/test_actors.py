@@ -430,3 +430,16 @@ def test_bad_arguments_are_refused_at_the_sender(procs, actors):
         with pytest.raises(UsageError, match="grace_s"):
             procs.stop(grace)
     assert len(actors.add.call(1).get(20)) == 4
+
+
+def test_a_traceback_names_the_file_of_code_that_travelled_by_value(hosts):
+    class Local(sm.Actor):
+        @sm.endpoint
+        def fail(self):
+            raise ValueError("here")
+
+    procs = hosts.slice(hosts=0).spawn_procs(name="local")
+    with pytest.raises(ActorError, match=r"test_actors\.py") as caught:
+        procs.spawn("local", Local).fail.call_one().get(20)
+    assert 'raise ValueError("here")' in caught.value.exception_formatted
+    procs.stop().get(20)

@@ -478,3 +478,12 @@ def test_nothing_outlives_a_controller_that_dies(signum):
         controller.send_signal(signum)
         controller.wait(20)
     wait_until(lambda: not any(map(exists, pids)), "all procs and their children end")
+
+
+def test_a_rank_that_is_up_has_its_pid_from_the_beginning(hosts, tmp_path):
+    for number in range(5):
+        procs = hosts.spawn_procs({"gpus": 2}, name=f"named{number}")
+        pids = list(procs.spawn("named", Victim, str(tmp_path)).pid.call().get(20).values())
+        ups = {e["rank"]: e["pid"] for e in events_of(tmp_path, "proc_up")[-4:]}
+        assert [ups[rank] for rank in range(4)] == pids
+        procs.stop().get(20)

@@ -234,3 +234,9 @@ print(len(procs.spawn("v", Victim, "").pid.call().get(30)), procs.sizes)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["{} True", "3 {'gpus': 3}"]
+
+
+def test_a_job_that_cannot_start_leaves_its_exit_code_too(tmp_path):
+    (tmp_path / "job").mkdir()
+    done = run(tmp_path, "x.py", SLURMMESH_CLUSTER="slurm")  # but there is no allocation
+    assert (done.returncode, record(tmp_path)["exit_code"]) == (6, 6)
