@@ -20,6 +20,7 @@ from slurmmesh.submit import queued
 from slurmmesh.submit.arguments import Request, parse
 from slurmmesh.submit.folders import make_local_folder, prepare_root, why_incomplete
 from slurmmesh.submit.interrupts import Interrupts
+from slurmmesh.submit.last_words import last_words
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,7 +92,7 @@ def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: I
         _tell(f"job {job_id} was stopped; its output: {folder}/controller.log")
     elif code != EXIT_OK:
         _tell(f"job {job_id} failed with exit code {code}; its output: {folder}/controller.log")
-        _tell_of_a_full_disk(folder)
+        _tell_why(folder)
     return code
 
 
@@ -112,7 +113,7 @@ def _run_on_slurm(
     if watch.outcome is not None:
         _tell(f"{watch.outcome.message}; its output: {folder}/controller.log")
         if watch.outcome.exit_code != EXIT_OK:
-            _tell_of_a_full_disk(folder)
+            _tell_why(folder)
         return watch.outcome.exit_code
     if interrupts:
         queued.cancel(ref, settings, interrupts, _tell)
@@ -120,7 +121,10 @@ def _run_on_slurm(
     return EXIT_OK
 
 
-def _tell_of_a_full_disk(folder: Path) -> None:
+def _tell_why(folder: Path) -> None:
+    """What a reader of a failed job would look for first."""
+    if words := last_words(folder / "controller.log"):
+        _tell(words)
     if reason := why_incomplete(folder):
         _tell(reason)
 

@@ -71,6 +71,7 @@ def test_the_exit_code_is_the_programs(local: Any) -> None:
     done = local.run("--cluster=local", local.script("1/0"))
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stdout
+    assert "slurmmesh: its last line: ZeroDivisionError: division by zero\n" in done.stderr
 
 
 def test_a_module(local: Any) -> None:

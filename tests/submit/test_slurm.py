@@ -101,6 +101,11 @@ def test_follow_shows_the_output(slurm: Any) -> None:
     [
         ("raise SystemExit(7)", 7, "failed with exit code 7"),
         ("1/0", 1, "failed with exit code 1"),
+        (
+            "import slurmmesh as sm; sm.local_hosts(0)",
+            2,
+            "slurmmesh: its error: ",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "without a record"),
         ("import os; os._exit(3)", 3, "without a record"),
     ],
