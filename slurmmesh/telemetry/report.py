@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmmesh.errors import MissingDependencyError, ReportError, SlurmmeshError, UsageError
-from slurmmesh.telemetry import page, plots
+from slurmmesh.telemetry import page, plots, wording
 from slurmmesh.telemetry.files import copy_whole, make_folder, write_whole
 from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.summary import summarize
@@ -91,6 +91,8 @@ def write_report(
         notes.append(f"This page has no plots: {error}")
     html = page.render(history, summary, drawn, other_summary, notes)
     make_folder(folder)
+    if baseline is not None:
+        summary["baseline"] = str(Path(baseline).absolute())
     copy_whole(source, folder / "events.jsonl")
     write_whole(folder / "summary.json", _json(summary))
     write_whole(folder / "report.html", html.encode())
@@ -116,6 +118,25 @@ def _baseline(place: Path) -> tuple[RunHistory | None, dict[str, Any]]:
     return None, summary
 
 
+def _remembered_baseline(folder: Path) -> str | None:
+    """What an earlier report in the log's folder was compared with, if it is still there."""
+    try:
+        summary = json.loads((folder / "summary.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    place = summary.get("baseline") if isinstance(summary, dict) else None
+    if not isinstance(place, str):
+        return None
+    if any((Path(place) / name).is_file() for name in ("", "events.jsonl", "summary.json")):
+        return place
+    print(
+        f"report: left out the earlier comparison: the baseline {wording.one_line(place)} is gone; "
+        "--baseline names another",
+        file=sys.stderr,
+    )
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser(
@@ -124,11 +145,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("events", metavar="EVENTS_OR_JOBDIR", help="a job folder or events.jsonl")
     parser.add_argument("--out", metavar="DIR", help="where to write (default: beside the log)")
-    parser.add_argument("--baseline", metavar="DIR", help="the same run without faults")
+    parser.add_argument(
+        "--baseline",
+        metavar="DIR",
+        help="the same run without faults (default: that of the report before)",
+    )
     arguments = parser.parse_args(argv)
     try:
-        out = arguments.out or find_event_log(arguments.events).parent
-        print(write_report(arguments.events, out, arguments.baseline))
+        log = find_event_log(arguments.events)
+        baseline = arguments.baseline or _remembered_baseline(log.parent)
+        print(write_report(log, arguments.out or log.parent, baseline))
     except SlurmmeshError as error:
         print(f"report: {error}", file=sys.stderr)
         return error.exit_code

@@ -103,6 +103,26 @@ def test_the_baseline_stands_beside_the_run(tmp_path: Path) -> None:
     assert "Not the same training" not in text
 
 
+def test_a_report_made_again_keeps_its_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(seed=4, steps=20).write(tmp_path / "job")
+    base = simulate(seed=4, steps=20, fault_every=None).write(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    report.write_report("job", "job", "base")
+    monkeypatch.chdir("/")
+    for _ in range(2):
+        assert report.main([str(tmp_path / "job")]) == 0
+        text = in_words((tmp_path / "job" / "report.html").read_text())
+        assert "The run beside its no-fault baseline" in text
+    assert capsys.readouterr().err == ""
+    base.unlink()
+    assert report.main([str(tmp_path / "job")]) == 0
+    assert f"the baseline {tmp_path / 'base'} is gone" in capsys.readouterr().err
+    text = in_words((tmp_path / "job" / "report.html").read_text())
+    assert "The run beside its no-fault baseline" not in text
+
+
 def test_a_summary_alone_can_be_the_baseline(tmp_path: Path) -> None:
     job = simulate(seed=4).write(tmp_path / "job")
     report.write_report(simulate(seed=5, steps=50).write(tmp_path / "b"), tmp_path / "base")
