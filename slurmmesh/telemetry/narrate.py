@@ -7,6 +7,7 @@ from slurmmesh.telemetry.events import Event
 from slurmmesh.telemetry.history import RunHistory
 from slurmmesh.telemetry.phases import DURATIONS
 from slurmmesh.telemetry.summary import final_loss, losses_by_step
+from slurmmesh.telemetry.wording import things
 
 # Above this many hosts or replicas, only the last one's arrival and end is told.
 _MANY = 8
@@ -23,6 +24,7 @@ class Narrator:
         self._history = history
         self._quorum: int | None = None
         self._latest_told: float | None = None
+        self._line_t: float | None = None
 
     def tell(self, event: Event) -> str | None:
         """Return the line for an event, or None where it is not worth one."""
@@ -34,14 +36,20 @@ class Narrator:
         return None if text is None else self._stamp(t, text)
 
     def progress(self) -> str | None:
-        """Return a line on where the training is; None if nothing was committed since the last."""
-        latest = self._history.run.latest
-        if latest is None or latest.t == self._latest_told:
+        """Return a line on where the training is.
+
+        None if nothing was committed since the last one, or the training has ended.
+        """
+        run = self._history.run
+        if run.latest is None or run.latest.t == self._latest_told or run.ended_at:
             return None
-        self._latest_told = latest.t
-        return self._stamp(latest.t, progress_text(self._history))
+        self._latest_told = run.latest.t
+        # It tells how things stand after all that was told before, so it is never of before that.
+        t = run.latest.t if self._line_t is None else max(run.latest.t, self._line_t)
+        return self._stamp(t, progress_text(self._history))
 
     def _stamp(self, t: float, text: str) -> str:
+        self._line_t = t
         start = self._history.first_t
         since = 0.0 if start is None else max(0.0, t - start)
         return f"[slurmmesh +{since:.1f}s] {wording.one_line(text, 400)}"
@@ -50,8 +58,8 @@ class Narrator:
 
     def _job_started(self, event: Event) -> str:
         history = self._history
-        nodes = "" if history.nodes is None else f" on {_things(history.nodes, 'host')}"
-        spares = f" and {_things(history.spares, 'spare')}" if history.spares else ""
+        nodes = "" if history.nodes is None else f" on {things(history.nodes, 'host')}"
+        spares = f" and {things(history.spares, 'spare')}" if history.spares else ""
         again = f" (start {history.job_starts})" if history.job_starts > 1 else ""
         return f"job {history.job_id or '?'} started{nodes}{spares}{again}"
 
@@ -94,11 +102,11 @@ class Narrator:
     def _run_started(self, event: Event) -> str:
         run = self._history.run
         mode = f", {run.mode}" if run.mode else ""
-        sync = f" with a sync every {_things(run.sync_every, 'step')}" if run.sync_every else ""
-        steps = "" if run.steps_wanted is None else f", {_things(run.steps_wanted, 'step')}"
+        sync = f" with a sync every {things(run.sync_every, 'step')}" if run.sync_every else ""
+        steps = "" if run.steps_wanted is None else f", {things(run.steps_wanted, 'step')}"
         plan = run.fault_plan.replace("\n", ", ")
         faults = f", faults {plan}" if plan else ""
-        return f"training starts: {_things(run.size, 'replica')}{mode}{sync}{steps}{faults}"
+        return f"training starts: {things(run.size, 'replica')}{mode}{sync}{steps}{faults}"
 
     def _fault(self, event: Event) -> str:
         fault = self._history.run.faults[-1]
@@ -134,7 +142,7 @@ class Narrator:
         self._quorum = quorum.quorum
         if quorum.participants is None:
             return f"quorum {quorum.quorum}"
-        return f"quorum {quorum.quorum}: {_things(quorum.participants, 'participant')}"
+        return f"quorum {quorum.quorum}: {things(quorum.participants, 'participant')}"
 
     def _lighthouse_exited(self, event: Event) -> str:
         return f"the Lighthouse died{_because(event.get('cause') or event.get('detail'))}"
@@ -201,10 +209,6 @@ def progress_text(history: RunHistory) -> str:
         f"recovered {sum(recovery.complete for recovery in run.recoveries.values())}",
     ]
     return ", ".join(parts)
-
-
-def _things(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _because(cause: object) -> str:

@@ -89,7 +89,7 @@ def _uri(png: bytes) -> str:
 
 def _subtitle(history: RunHistory, summary: dict[str, Any]) -> str:
     run = history.run
-    parts = [f"{summary['replicas']} replicas"]
+    parts = [wording.things(summary["replicas"], "replica")]
     if run.procs_per_replica and run.procs_per_replica > 1:
         parts[0] += f" of {run.procs_per_replica} processes"
     if run.mode:
@@ -100,7 +100,7 @@ def _subtitle(history: RunHistory, summary: dict[str, Any]) -> str:
     if run.seed is not None:
         parts.append(f"seed {run.seed}")
     if summary["cluster"]:
-        nodes = "" if summary["nodes"] is None else f", {summary['nodes']} nodes"
+        nodes = "" if summary["nodes"] is None else f", {wording.things(summary['nodes'], 'node')}"
         parts.append(f"{summary['cluster']}{nodes}")
     return " · ".join(parts)
 
@@ -166,7 +166,7 @@ def _unequal(summary: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
         if key in baseline and summary[key] != baseline[key]
     ]
     if baseline.get("faults"):
-        reasons.append(f"the baseline had {baseline['faults']} faults itself")
+        reasons.append(f"the baseline had {wording.things(baseline['faults'], 'fault')} itself")
     return reasons
 
 
@@ -298,14 +298,16 @@ def _caveats(history: RunHistory) -> list[str]:
     elif history.run.status is None:
         notes.append("The log has no end of the run: it is still going on, or was killed.")
     if history.earlier_runs:
-        notes.append(f"{history.earlier_runs} earlier training runs of this job are left out.")
+        runs = wording.things(history.earlier_runs, "earlier training run")
+        notes.append(f"Left out: {runs} of this job.")
     skipped = history.run.skipped_faults
     if skipped:
         reasons = dict.fromkeys(fault.reason for fault in skipped if fault.reason)
         why = f": {'; '.join(reasons)}" if reasons else ""
-        notes.append(f"{len(skipped)} planned faults were not fired{why}.")
+        notes.append(f"Not fired: {wording.things(len(skipped), 'planned fault')}{why}.")
     if history.malformed:
-        notes.append(f"{history.malformed} lines of the event log could not be understood.")
+        lines = wording.things(history.malformed, "line")
+        notes.append(f"{lines} of the event log could not be understood.")
     if len(history.hosts) > 1:
         notes.append("Times between hosts are as exact as their clocks agree.")
     return notes

@@ -191,7 +191,7 @@ def _participants(history: RunHistory, timeline: Timeline) -> Plot:
     lowest = min(count for _, count in points[full:])
     alt = (
         f"Replicas taking part over {wording.seconds(end - start)}: at most {most} of {size}, and "
-        f"at least {lowest} from then on; {len(faults)} faults marked."
+        f"at least {lowest} from then on; {wording.things(len(faults), 'fault')} marked."
     )
     height = 2.6 + (min(2.8, 0.22 * len(lanes) + 0.5) if lanes else 0)
     return _both("Participants over time", alt, height, paint)

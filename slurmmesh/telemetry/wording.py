@@ -33,6 +33,11 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:.2f} %"
 
 
+def things(number: int, thing: str) -> str:
+    """``1 host``, ``2 hosts``: for words whose plural only adds an s."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def one_line(text: str, longest: int = 200) -> str:
     """The text on one line, without what could steer a terminal, cut where it is too long."""
     clean = "".join(char if char.isprintable() else " " for char in text.strip())

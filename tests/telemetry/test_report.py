@@ -85,6 +85,16 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert not re.search(r"https?://|@import|url\(", html)
 
 
+def test_one_of_a_thing_is_told_as_one(tmp_path: Path) -> None:
+    log = simulate(replicas=1, steps=5, fault_every=None)
+    log.events[0]["nodes"] = 1
+    log.write(tmp_path)
+    text = in_words(report.write_report(tmp_path, tmp_path).read_text())
+    assert "1 replica " in text
+    assert ", 1 node" in text
+    assert not re.search(r"\b1 (replicas|nodes)\b", text)
+
+
 def test_a_report_may_go_beside_its_log(tmp_path: Path) -> None:
     log = simulate(steps=10).write(tmp_path)
     before = log.stat()

@@ -22,6 +22,8 @@ import pytest
 from rich.console import Console
 from synthetic_runs import simulate
 
+from slurmmesh.telemetry.history import RunHistory
+from slurmmesh.telemetry.narrate import Narrator
 from slurmmesh.telemetry.view import follow
 
 PROGRAM = """
@@ -69,8 +71,39 @@ def test_events_become_lines_and_a_final_table(tmp_path: Path) -> None:
     lines = plain(tmp_path, lambda: True, every=0).split("\n")
     assert lines[0] == "hello from the program"
     assert any(line.startswith("[slurmmesh +") and "fault kill" in line for line in lines)
-    assert any("step 60/60" in line and "participants 4/4" in line for line in lines)
+    assert not any("step 60/60" in line for line in lines), "the training had ended before"
     assert any("replica availability" in line for line in lines)
+
+
+def test_progress_is_told_while_it_trains(tmp_path: Path) -> None:
+    simulate(killed=True).write(tmp_path)
+    text = plain(tmp_path, lambda: True, every=0)
+    assert re.search(r"step 60/60, .*participants 4/4", text)
+
+
+def test_progress_is_never_of_before_the_line_above_nor_after_the_end() -> None:
+    history = RunHistory()
+    narrator = Narrator(history)
+
+    def add(t: float, kind: str, **rest: object) -> str | None:
+        event = {"t": t, "kind": kind, **rest}
+        history.add(event)
+        return narrator.tell(event)
+
+    add(100.0, "job_started", nodes=1, cluster="slurm")
+    add(101.0, "run_started", replicas=1, steps=9)
+    step = {"replica": 0, "loss": 1.0, "participants": 1, "participating": True}
+    add(102.0, "step", step=1, committed=True, **step)
+    assert add(105.0, "fault", fault="kill", replica=0)
+    line = narrator.progress()
+    assert (
+        line == "[slurmmesh +5.0s] step 1/9, loss 1.0000, participants 1/1, faults 1, recovered 0"
+    )
+    assert narrator.progress() is None
+    add(106.0, "step", step=9, committed=True, **step)
+    line = add(107.0, "run_ended", status="finished")
+    assert line == "[slurmmesh +7.0s] training finished, final loss 1.0000"
+    assert narrator.progress() is None
 
 
 def test_a_growing_job_is_followed_to_its_end(tmp_path: Path) -> None:
