@@ -69,6 +69,18 @@ class Request:
             sbatch=self.sbatch,
         )
 
+    @property
+    def only_for_slurm(self) -> tuple[str, ...]:
+        """The options given that change nothing for a job on this machine."""
+        given = {
+            "--cpus-per-task": self.cpus_per_task is not None,
+            "--time": self.time is not None,
+            "--partition": self.partition is not None,
+            "--job-name": bool(self.name),
+            "--sbatch": bool(self.sbatch),
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
+
 
 def parse(argv: Sequence[str]) -> Request:
     """Read a command line.

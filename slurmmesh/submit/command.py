@@ -19,6 +19,7 @@ from slurmmesh.slurm.template import render
 from slurmmesh.submit import queued
 from slurmmesh.submit.arguments import Request, parse
 from slurmmesh.submit.folders import make_local_folder, prepare_root, why_incomplete
+from slurmmesh.submit.gpus import has_gpus
 from slurmmesh.submit.interrupts import Interrupts
 from slurmmesh.submit.last_words import last_words
 
@@ -82,6 +83,13 @@ def _use_slurm(request: Request, settings: Settings) -> bool:
 def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: Interrupts) -> int:
     from slurmmesh.submit import foreground  # brings the hosts' room, which Slurm's way spares
 
+    if unused := request.only_for_slurm:
+        _tell(f"not used on this machine: {', '.join(unused)}")
+    if job.gpu_count and not has_gpus():
+        _tell(
+            "no GPU was found on this machine: --gpus-per-node only tells the program how many "
+            "processes a host takes"
+        )
     job_id, folder = make_local_folder(settings.job_root)
     if request.parsable:
         _print(job_id)

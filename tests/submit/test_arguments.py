@@ -38,6 +38,13 @@ def test_everything_at_once() -> None:
     )
 
 
+def test_what_only_slurm_uses() -> None:
+    words = "--time 5 -N2 -p gpu --sbatch=-Cx -J name -c 2 --gpus-per-node 8 --spares 1 x.py -- -t"
+    used = ("--cpus-per-task", "--time", "--partition", "--job-name", "--sbatch")
+    assert parse(words.split()).only_for_slurm == used
+    assert parse(["-N2", "--wait", "x.py"]).only_for_slurm == ()
+
+
 @pytest.mark.parametrize(
     "words", [["--nodes=3"], ["--nodes", "3"], ["-N3"], ["-N", "3"], ["-N=3"], ["-N", "1", "-N3"]]
 )

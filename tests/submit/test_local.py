@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from slurmmesh.submit.gpus import has_gpus
+
 WaitUntil = Callable[[Callable[[], object]], None]
 CtrlC = Callable[[subprocess.Popen[str]], None]
 
@@ -72,6 +74,22 @@ def test_the_exit_code_is_the_programs(local: Any) -> None:
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stdout
     assert "slurmmesh: its last line: ZeroDivisionError: division by zero\n" in done.stderr
+
+
+def test_options_that_only_slurm_uses_are_named(local: Any) -> None:
+    name = local.script("")
+    done = local.run("--cluster=local", "-t", "5", "-p", "gpu", "--gpus-per-node=8", name)
+    assert done.returncode == 0
+    assert "slurmmesh: not used on this machine: --time, --partition\n" in done.stderr
+    assert ("no GPU was found" in done.stderr) == (not has_gpus())
+    assert "not used" not in local.run("--cluster=local", "-N2", name).stderr
+
+
+def test_a_gpu_is_known_by_its_device(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    assert not has_gpus(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert has_gpus(tmp_path)
 
 
 def test_a_module(local: Any) -> None:
