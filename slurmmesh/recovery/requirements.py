@@ -20,5 +20,7 @@ def require_torch() -> None:
     if missing:
         # The versions are in the package's extra alone.
         raise MissingDependencyError(
-            f"training needs {' and '.join(missing)}: pip install 'slurmmesh[train]'"
+            f"training needs {' and '.join(missing)}: first the torch wheel for your platform, "
+            "then the extra: pip install 'slurmmesh[train]' "
+            "(in a clone: pip install -e '.[train]')"
         )

@@ -209,5 +209,6 @@ def test_without_torch_it_says_what_to_install(tmp_path):
         [sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
-    assert "training needs torch: pip install 'slurmmesh[train]'" in done.stderr
+    assert "training needs torch: first the torch wheel for your platform" in done.stderr
+    assert "pip install 'slurmmesh[train]'" in done.stderr
     assert not (tmp_path / "slurmmesh-jobs").exists()
