@@ -8,18 +8,21 @@ import sys
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     sys.path.append(sys.path.pop(0))
 
-import argparse
-import os
-import shlex
-import signal
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn
+try:
+    import argparse
+    import os
+    import shlex
+    import signal
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from typing import NoReturn
 
-from slurmmesh.errors import EXIT_OK, SlurmmeshError, UsageError
-from slurmmesh.lab import command, control
-from slurmmesh.lab.core import Lab
-from slurmmesh.lab.environment import MARK
+    from slurmmesh.errors import EXIT_INTERRUPTED, EXIT_OK, SlurmmeshError, UsageError
+    from slurmmesh.lab import command, control
+    from slurmmesh.lab.core import Lab
+    from slurmmesh.lab.environment import MARK
+except KeyboardInterrupt:  # later on, a Ctrl-C is for ``main``
+    sys.exit(130)
 
 _EPILOG = """\
 examples:
@@ -38,29 +41,35 @@ class _Signalled(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    arguments, cmd = _split(list(sys.argv[1:] if argv is None else argv))
+    before = {s: signal.getsignal(s) for s in command.PASSED_ON}
+    try:
+        for signum, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(signum, _signalled)
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except SlurmmeshError as error:
+        print(f"slurmmesh.lab: {error}", file=sys.stderr)
+        return error.exit_code
+    except _Signalled as error:
+        return 128 + error.signum
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _run(words: list[str]) -> int:
+    arguments, cmd = _split(words)
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.verb == "exec" and not cmd:
         parser.error("exec needs a command: exec --nodes 4 -- CMD [ARG...]")
     if options.verb != "exec" and cmd is not None:
         parser.error(f"{options.verb} takes no command")
-    before = {s: signal.getsignal(s) for s in command.PASSED_ON}
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(signum, _signalled)
-    try:
-        if options.verb == "exec":
-            return _exec(options, cmd or [])
-        return _up(options) if options.verb == "up" else _down(options)
-    except SlurmmeshError as error:
-        print(f"slurmmesh.lab: {error}", file=sys.stderr)
-        return error.exit_code
-    except _Signalled as error:
-        return 128 + error.signum
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    if options.verb == "exec":
+        return _exec(options, cmd or [])
+    return _up(options) if options.verb == "up" else _down(options)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -115,17 +124,28 @@ def _up(options: argparse.Namespace) -> int:
 def _down(options: argparse.Namespace) -> int:
     lab = _find_lab(options.directory, os.environ)
     if lab is None:
-        print("slurmmesh.lab: no lab is running", file=sys.stderr)
+        others = "".join(f"\n  {each}" for each in control.running_roots())
+        print(
+            "slurmmesh.lab: no lab is running"
+            if not others
+            else "slurmmesh.lab: no lab that was started with up is running. These belong to "
+            f"programs that end them; down FOLDER ends one all the same:{others}",
+            file=sys.stderr,
+        )
         return EXIT_OK
+    root = lab.root
     lab.stop()
+    print(f"slurmmesh.lab: ended the lab in {root}", file=sys.stderr)
     return EXIT_OK
 
 
 def _find_lab(root: str | None, environ: Mapping[str, str]) -> Lab | None:
     """The lab a command is about: the one named, the one SLURM_CONF points to, or the only one.
 
+    Only labs that were left running count for the last: another one ends with its program.
+
     Returns:
-        None if none is named and none is running.
+        None if none is named and none was left running.
 
     Raises:
         LabError: the one named is not running.
@@ -137,6 +157,7 @@ def _find_lab(root: str | None, environ: Mapping[str, str]) -> Lab | None:
     conf = environ.get("SLURM_CONF")
     if conf and Path(conf).parent.parent in roots:
         return Lab.attach(Path(conf).parent.parent)
+    roots = [each for each in roots if Lab.was_left_running(each)]
     if len(roots) > 1:
         listed = "".join(f"\n  {each}" for each in roots)
         raise UsageError(f"several labs are running; name the folder of one:{listed}")

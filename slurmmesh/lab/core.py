@@ -29,6 +29,8 @@ from slurmmesh.lab.keeper import main
 main(request)
 """
 
+# In a lab's card: it outlives the program that started it.
+_LEFT = "detached"
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 # Each look at the nodes is a run of sinfo.
@@ -109,6 +111,14 @@ class Lab:
         lab._keeper_pid = card["keeper"]
         lab._owner = os.getpid()
         return lab
+
+    @staticmethod
+    def was_left_running(root: str | os.PathLike[str]) -> bool:
+        """Whether the lab in this folder outlives the program that started it (``detach``)."""
+        try:
+            return bool(json.loads(Layout(Path(root)).card.read_text()).get(_LEFT))
+        except (OSError, ValueError):
+            return False
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -199,9 +209,12 @@ class Lab:
 
     def detach(self) -> None:
         """Let the lab live on without this object and this process; ``attach`` finds it."""
-        self._running()
+        layout = self._running()
         self._layout = None
         if self._keeper is not None:
+            _write_atomically(
+                layout.card, json.dumps({**json.loads(layout.card.read_text()), _LEFT: True})
+            )
             keeper, self._keeper = self._keeper, None
             assert keeper.stdin is not None
             keeper.stdin.write(DETACH)
@@ -358,3 +371,10 @@ class Lab:
         layout = self._running()
         timeout = self.spec.start_timeout_s + 30.0
         return control.ask(layout.control_socket, {"do": what, **fields}, timeout)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Others read it meanwhile."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from slurmmesh.lab import Lab, processes
 from slurmmesh.lab import __main__ as cli_module
-from slurmmesh.lab import processes
 
 slurm = pytest.mark.slurm
 Wait = Callable[..., None]
@@ -223,7 +223,8 @@ def test_up_prints_what_a_shell_can_eval_and_down_ends_it(cli: Any, is_gone: Gon
         assert f"python -m slurmmesh.lab down {root}" in up.stdout
     finally:
         down = cli.run("down", SLURM_CONF=conf)
-    assert (down.returncode, down.stdout, down.stderr) == (0, "", "")
+    assert (down.returncode, down.stdout) == (0, "")
+    assert down.stderr == f"slurmmesh.lab: ended the lab in {root}\n"
     assert is_gone(root)
     again = cli.run("down", root)
     assert again.returncode == 6
@@ -246,6 +247,35 @@ def test_down_asks_which_of_several(cli: Any, is_gone: Gone) -> None:
         for root in roots:
             assert cli.run("down", root).returncode == 0
     assert all(map(is_gone, roots))
+
+
+@slurm
+def test_down_spares_a_lab_that_its_own_program_ends(cli: Any) -> None:
+    with Lab(nodes=1) as lab:
+        spared = cli.run("down")
+        assert spared.returncode == 0
+        assert "no lab that was started with up is running" in spared.stderr
+        assert str(lab.root) in spared.stderr
+        conf = cli.run("up", "--nodes", "1").stdout.splitlines()[0]
+        root = root_of(conf.removeprefix("export SLURM_CONF="))
+        down = cli.run("down")
+        assert (down.returncode, down.stderr) == (0, f"slurmmesh.lab: ended the lab in {root}\n")
+        assert lab.states() == {"node1": "idle"}
+
+
+def test_ctrl_c_while_it_loads_is_quiet(cli: Any) -> None:
+    """Struck at the import of its heaviest part, as a key would."""
+    (cli.folder / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Strike:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'slurmmesh.lab.core':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Strike())\n"
+    )
+    path = os.pathsep.join([str(cli.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = cli.run("exec", "--nodes", "1", "--", "true", PYTHONPATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @slurm
