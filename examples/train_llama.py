@@ -10,7 +10,6 @@ Four parts: the model, the data, what each replica does, and what starts the rep
 from __future__ import annotations
 
 import argparse
-import json
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,13 +236,11 @@ def main() -> None:
             sync_every=options.sync_every,
             seed=options.seed,
         )
-    finally:
-        report = write_report(job.folder, out)
-        print(f"report: {report}")
-    final_loss = json.loads((out / "summary.json").read_text())["final_loss"]
-    loss, *held_out = ("-" if v is None else f"{v:.3f}" for v in (final_loss, *run.values))
-    print(f"{run.steps} steps, {run.deaths} deaths, {run.recovered} recovered")
-    print(f"loss {loss}; held out, by replica: {', '.join(held_out)}")
+        print(f"{run.steps} steps, {run.deaths} deaths, {run.recovered} recovered")
+        held_out = ("-" if value is None else f"{value:.3f}" for value in run.values)
+        print(f"held-out loss, by replica: {', '.join(held_out)}")
+    finally:  # also of a run that failed
+        print(f"report: {write_report(job.folder, out)}")
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def test_kills_hardly_change_the_loss(tmp_path, mode):
     assert after["final_loss"] < 0.8 * after["first_loss"]
     assert after["final_loss"] == pytest.approx(before["final_loss"], rel=0.05)
     assert (disturbed / "out" / "report.html").stat().st_size > 0
-    held_out = next(line for line in done.stdout.splitlines() if "held out" in line)
+    held_out = next(line for line in done.stdout.splitlines() if "held-out loss" in line)
     assert len(set(held_out.split(": ")[1].split(", "))) == 1  # all replicas ended equal
 
 
