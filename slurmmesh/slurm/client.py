@@ -17,7 +17,7 @@ _PING_TIMEOUT_S = 6.0
 _FIRST_PAUSE_S = 0.25
 _JOB_ID = re.compile(r"(\d+)(?:;(\S+))?")
 # Every field bounded by a mark that none of them can hold.
-_JOB_FIELDS = "JobID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|"
+_JOB_FIELDS = "JobID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,BatchHost:|"
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class JobInfo:
         nodes: host list of its allocation; empty if it never had one.
         exit_code, signal: of the batch script, once the job is over; else 0.
         restarts: how often Slurm started it again.
+        batch_host: the node of its batch script, that is of the controller, also after Slurm has
+            dropped that node from the allocation; empty if it has not started.
     """
 
     state: JobState
@@ -53,6 +55,7 @@ class JobInfo:
     exit_code: int = 0
     signal: int = 0
     restarts: int = 0
+    batch_host: str = ""
 
 
 class SlurmClient:
@@ -249,6 +252,7 @@ def parse_job_info(stdout: str, ref: JobRef) -> JobInfo | None:
             exit_code=(raw >> 8) & 0xFF,
             signal=raw & 0x7F,
             restarts=int(restarts) if restarts.isdigit() else 0,
+            batch_host=fields[6].strip() if len(fields) > 6 else "",
         )
     return None
 

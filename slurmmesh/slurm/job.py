@@ -13,6 +13,8 @@ from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import directive_value
 from slurmmesh.slurm.times import check_time_limit
 
+# More than any Slurm has nodes: a slip of the hand.
+_MOST_NODES = 65536
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]+:)?(\d+)", re.ASCII)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -60,6 +62,10 @@ class SlurmJob:
             raise UsageError(f"--nodes {self.nodes}: a job needs at least one node")
         if self.spares < 0:
             raise UsageError(f"--spares {self.spares}: give 0 or more")
+        if self.nodes_with_spares > _MOST_NODES:
+            raise UsageError(
+                f"--nodes and --spares: {self.nodes_with_spares} nodes; {_MOST_NODES} are the most"
+            )
         if self.cpus_per_task is not None and self.cpus_per_task < 1:
             raise UsageError(f"--cpus-per-task {self.cpus_per_task}: give 1 or more")
         if self.gpus_per_node and not _GPUS.fullmatch(self.gpus_per_node):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from slurmmesh.errors import SubmitError
+from slurmmesh.errors import HostListError, SubmitError
 from slurmmesh.slurm.client import JobInfo, JobRef, SlurmClient
+from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.outcome import Outcome, explain_waiting, judge, never_starts, read_record
+from slurmmesh.slurm.states import JobState
 
 _FIRST_INTERVAL_S = 0.5
 _LONGEST_INTERVAL_S = 5.0
@@ -37,6 +40,7 @@ class JobWatch:
         self._interval_s = _FIRST_INTERVAL_S
         self._next_question = time.monotonic()
         self._confirm_until: float | None = None
+        self._controller_node = ""
 
     def has_started(self) -> bool:
         """Whether the job folder is there; its logs can be followed from then on."""
@@ -59,6 +63,8 @@ class JobWatch:
         if now < self._next_question:
             return False
         answered = self.look()
+        if answered and self._info and self._lost_controller(self._info):
+            return self._give_up(self._info)
         confirmed = answered and (self._info is None or self._info.state.is_over)
         if confirmed or (self._confirm_until is not None and now > self._confirm_until):
             # The record may have come between the two looks.
@@ -88,6 +94,36 @@ class JobWatch:
                 advice=explain_waiting(self._info),
             )
         self._say_state(self._info)
+        return True
+
+    def _lost_controller(self, info: JobInfo) -> bool:
+        """Whether Slurm has dropped the controller's node from a job that it lets run on."""
+        if info.state is not JobState.RUNNING or not info.batch_host:
+            return False
+        try:
+            nodes = expand(info.nodes)
+        except HostListError:
+            return False
+        if info.batch_host in nodes:
+            self._controller_node = info.batch_host
+            return False
+        # Only a node that was seen there before can have been dropped.
+        return info.batch_host == self._controller_node
+
+    def _give_up(self, info: JobInfo) -> bool:
+        """Free the nodes that a job without its controller still holds; whether that was done."""
+        try:
+            self._client.cancel(self._ref)
+        except SubmitError as error:
+            self._say(f"job {self._ref} has lost its controller, but still runs: {error.message}")
+            self._plan_next_question(False)
+            return False
+        self._say(
+            f"{info.batch_host}, on which its controller ran, is down: job {self._ref} was "
+            "cancelled"
+        )
+        lost = replace(info, state=JobState.NODE_FAIL)
+        self.outcome = judge(str(self._ref), lost, read_record(self._folder))
         return True
 
     def _say_state(self, info: JobInfo) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurmmesh.config import Settings, load_settings
 from slurmmesh.errors import EXIT_INTERRUPTED, EXIT_OK, SlurmmeshError, UsageError
-from slurmmesh.slurm.client import JobRef, SlurmClient
+from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.environment import ignored_sbatch_options
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.template import render
@@ -22,6 +20,10 @@ from slurmmesh.submit.folders import make_local_folder, prepare_root, why_incomp
 from slurmmesh.submit.gpus import has_gpus
 from slurmmesh.submit.interrupts import Interrupts
 from slurmmesh.submit.last_words import last_words
+from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, follower, tell, write
+
+# Hosts of a job on this machine are processes.
+_MOST_HOSTS = 512
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,14 +33,10 @@ def main(argv: Sequence[str]) -> int:
         with interrupts:
             return _run(parse(argv), interrupts)
     except SlurmmeshError as error:
-        _tell(f"error: {error}")
+        tell(f"error: {error}")
         return interrupts.exit_code if interrupts else error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone, and with it the reason to write any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
 
 
 def _run(request: Request, interrupts: Interrupts) -> int:
@@ -47,10 +45,12 @@ def _run(request: Request, interrupts: Interrupts) -> int:
     if request.dry_run:
         return _print_script(request, job)
     _check_program(job)
+    if request.cluster == "local":
+        _check_hosts(job)
     prepare_root(settings.job_root)
     on_slurm = _use_slurm(request, settings)
     if interrupts:
-        _tell("interrupted; nothing was started")
+        tell("interrupted; nothing was started")
         return interrupts.exit_code
     if on_slurm:
         return _run_on_slurm(request, job, settings, interrupts)
@@ -64,8 +64,13 @@ def _print_script(request: Request, job: SlurmJob) -> int:
     try:
         _check_program(job)
     except UsageError as error:
-        _tell(f"warning: {error}")
-    _print(script, end="")
+        tell(f"warning: {error}")
+    try:
+        write(script)
+    except OutputError as error:
+        if error.exit_code == EXIT_READER_GONE:
+            return error.exit_code
+        raise
     return EXIT_OK
 
 
@@ -74,32 +79,40 @@ def _use_slurm(request: Request, settings: Settings) -> bool:
         return request.cluster == "slurm"
     reason = SlurmClient(settings).why_not()
     if reason:
-        _tell(f"running on this machine: {reason}")
+        tell(f"running on this machine: {reason}")
     else:
-        _tell("Slurm answers: submitting to it")
+        tell("Slurm answers: submitting to it")
     return not reason
 
 
 def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: Interrupts) -> int:
     from slurmmesh.submit import foreground  # brings the hosts' room, which Slurm's way spares
 
+    _check_hosts(job)
     if unused := request.only_for_slurm:
-        _tell(f"not used on this machine: {', '.join(unused)}")
+        tell(f"not used on this machine: {', '.join(unused)}")
     if job.gpu_count and not has_gpus():
-        _tell(
+        tell(
             "no GPU was found on this machine: --gpus-per-node only tells the program how many "
             "processes a host takes"
         )
     job_id, folder = make_local_folder(settings.job_root)
-    if request.parsable:
-        _print(job_id)
-    else:
-        _print(f"running job {job_id}\nlogs: {folder}")
-    code = foreground.run(job, job_id, folder, settings, interrupts, _follower(request), _tell)
+    try:
+        write(f"{job_id}\n" if request.parsable else f"running job {job_id}\nlogs: {folder}\n")
+    except OutputError as error:
+        folder.rmdir()
+        tell(f"error: {error}; nothing was started")
+        return error.exit_code
+    show = follower(request.parsable)
+    try:
+        code = foreground.run(job, job_id, folder, settings, interrupts, show, tell)
+    except OutputError as error:
+        tell(f"job {job_id} was stopped: {error}; what there was: {folder}/controller.log")
+        return error.exit_code
     if interrupts:
-        _tell(f"job {job_id} was stopped; its output: {folder}/controller.log")
+        tell(f"job {job_id} was stopped; its output: {folder}/controller.log")
     elif code != EXIT_OK:
-        _tell(f"job {job_id} failed with exit code {code}; its output: {folder}/controller.log")
+        tell(f"job {job_id} failed with exit code {code}; its output: {folder}/controller.log")
         _tell_why(folder)
     return code
 
@@ -108,23 +121,35 @@ def _run_on_slurm(
     request: Request, job: SlurmJob, settings: Settings, interrupts: Interrupts
 ) -> int:
     if ignored := ignored_sbatch_options(os.environ):
-        _tell(
+        tell(
             f"not used: {', '.join(ignored)} of your shell; give the options themselves, others "
             "with --sbatch"
         )
-    ref = queued.submit(job, settings, interrupts, _tell)
+    ref = queued.submit(job, settings, interrupts, tell)
     folder = settings.job_root / ref.id
-    _announce(request, ref, folder)
-    watch = queued.watch(ref, folder, settings, _tell)
-    if request.wait or request.follow:
-        queued.wait(watch, folder, interrupts, _follower(request) if request.follow else None)
+    watched = request.wait or request.follow
+    try:
+        write(f"{ref}\n" if request.parsable else f"submitted job {ref}\nlogs: {folder}\n")
+    except OutputError as error:
+        tell(f"job {ref} was submitted, but {error}; its logs: {folder}")
+        in_vain = not watched or (not request.wait and error.exit_code == EXIT_READER_GONE)
+        if in_vain and not interrupts:
+            return error.exit_code
+    watch = queued.watch(ref, folder, settings, tell)
+    try:
+        if watched:
+            show = follower(request.parsable) if request.follow else None
+            queued.wait(watch, folder, interrupts, show)
+    except OutputError as error:
+        tell(f"job {ref} goes on, but {error}; its output: {folder}/controller.log")
+        return error.exit_code
     if watch.outcome is not None:
-        _tell(f"{watch.outcome.message}; its output: {folder}/controller.log")
+        tell(f"{watch.outcome.message}; its output: {folder}/controller.log")
         if watch.outcome.exit_code != EXIT_OK:
             _tell_why(folder)
         return watch.outcome.exit_code
     if interrupts:
-        queued.cancel(ref, settings, interrupts, _tell)
+        queued.cancel(ref, settings, interrupts, tell)
         return interrupts.exit_code
     return EXIT_OK
 
@@ -132,29 +157,9 @@ def _run_on_slurm(
 def _tell_why(folder: Path) -> None:
     """What a reader of a failed job would look for first."""
     if words := last_words(folder / "controller.log"):
-        _tell(words)
+        tell(words)
     if reason := why_incomplete(folder):
-        _tell(reason)
-
-
-def _announce(request: Request, ref: JobRef, folder: Path) -> None:
-    if request.parsable:
-        _print(str(ref))
-    else:
-        _print(f"submitted job {ref}\nlogs: {folder}")
-
-
-def _follower(request: Request) -> Callable[[Path, Callable[[], bool]], None]:
-    """Shows a job; with --parsable on stderr, so that stdout holds the id alone."""
-
-    def follow(folder: Path, is_done: Callable[[], bool]) -> None:
-        from rich.console import Console
-
-        from slurmmesh.telemetry.view import follow as show
-
-        show(folder, is_done, Console(stderr=request.parsable))
-
-    return follow
+        tell(reason)
 
 
 def _working_folder() -> Path:
@@ -162,6 +167,15 @@ def _working_folder() -> Path:
         return Path(os.getcwd())
     except FileNotFoundError:
         raise UsageError("the current folder no longer exists: change to another") from None
+
+
+def _check_hosts(job: SlurmJob) -> None:
+    """Raise UsageError if this machine is asked for more hosts than one could bear."""
+    if job.nodes_with_spares > _MOST_HOSTS:
+        raise UsageError(
+            f"--nodes and --spares: {job.nodes_with_spares} hosts on this machine; "
+            f"{_MOST_HOSTS} are the most"
+        )
 
 
 def _check_program(job: SlurmJob) -> None:
@@ -179,15 +193,3 @@ def _check_program(job: SlurmJob) -> None:
     )
     if not known:
         raise UsageError(f"there is no module {top!r} for {job.python}")
-
-
-def _print(text: str, end: str = "\n") -> None:
-    """To stdout, with the bytes of file names as they are, whatever the locale."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(os.fsencode(text + end))
-    sys.stdout.buffer.flush()
-
-
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"slurmmesh: {text}", file=sys.stderr, flush=True)

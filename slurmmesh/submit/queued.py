@@ -79,6 +79,8 @@ def wait(
         time.sleep(_LOOK_EVERY_S)
     if follow and job.has_started():
         follow(folder, enough)
+        while not enough():  # it could show no more
+            time.sleep(_LOOK_EVERY_S)
 
 
 def cancel(

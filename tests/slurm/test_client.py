@@ -75,6 +75,10 @@ def test_a_job_of_another_cluster_is_asked_for_there(
         ),
         ("7|FAILED|x|n1|9|1|", JobInfo(JobState.FAILED, "x", "n1", 0, 9, 1)),
         ("7|BRAND_NEW|x|n1|?|?|", JobInfo(JobState.UNKNOWN, "x", "n1")),
+        (
+            "7|RUNNING|x|n2|0|0|n1|",
+            JobInfo(JobState.RUNNING, "x", "n2", batch_host="n1"),
+        ),
         ("8|RUNNING|x|n1|0|0|", None),
         ("junk", None),
     ],

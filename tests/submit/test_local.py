@@ -201,6 +201,8 @@ for _ in range(2):
         (["-m", "no_such_module"], "there is no module 'no_such_module' for "),
         (["-N", "0", "program.py"], "--nodes 0: a job needs at least one node"),
         (["-N", "-3", "program.py"], "--nodes -3: a job needs at least one node"),
+        (["-N", "9" * 20, "program.py"], "65536 are the most"),
+        (["-N", "512", "--spares=1", "--cluster=local", "program.py"], "512 are the most"),
         (["--nodes=2"], "what shall run?"),
         (["-t", "soon", "program.py"], "'soon' is no time"),
     ],

@@ -132,6 +132,21 @@ def test_scancel_reaches_the_controller_which_stops_in_order(
     assert state(lab, job_id) == "CANCELLED"
 
 
+@pytest.mark.slow  # Slurm takes its time to see that a node is down
+def test_the_loss_of_the_controllers_node_ends_the_job(slurm: Any, wait_until: WaitUntil) -> None:
+    with Lab(nodes=3, slurmd_timeout_s=3) as lab:
+        environ = {"SLURM_CONF": str(lab.conf)}
+        process = slurm.start("--wait", "-N3", slurm.script(ORDERLY), **environ)
+        wait_until(lambda: "up" in slurm.log())
+        (job_id,) = queue(lab)
+        lab.kill_node("node1")
+        done = slurm.finish(process)
+        assert done.returncode == 4, done.stderr
+        assert f"job {job_id} lost the node that its controller ran on" in done.stderr
+        wait_until(lambda: state(lab, job_id) == "CANCELLED")
+        assert {lab.wait_state(node, "idle") for node in ("node2", "node3")} == {"idle"}
+
+
 @pytest.mark.slow  # Slurm looks at time limits every half minute
 def test_a_time_limit_is_told(slurm: Any, lab: Lab, wait_until: WaitUntil) -> None:
     process = slurm.start("--wait", slurm.script(ORDERLY))
