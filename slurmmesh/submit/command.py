@@ -21,6 +21,7 @@ from slurmmesh.submit.gpus import has_gpus
 from slurmmesh.submit.interrupts import Interrupts
 from slurmmesh.submit.last_words import last_words
 from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, follower, tell, write
+from slurmmesh.submit.stuck import leaves_if_stuck, tell_if_read
 
 # Hosts of a job on this machine are processes.
 _MOST_HOSTS = 512
@@ -136,10 +137,18 @@ def _run_on_slurm(
         if in_vain and not interrupts:
             return error.exit_code
     watch = queued.watch(ref, folder, settings, tell)
+
+    def leave() -> int:
+        if watch.outcome is not None:
+            return watch.outcome.exit_code
+        queued.cancel(ref, settings, interrupts, tell_if_read)
+        return interrupts.exit_code
+
     try:
         if watched:
             show = follower(request.parsable) if request.follow else None
-            queued.wait(watch, folder, interrupts, show)
+            with leaves_if_stuck(interrupts, lambda: True, leave):
+                queued.wait(watch, folder, interrupts, show)
     except OutputError as error:
         tell(f"job {ref} goes on, but {error}; its output: {folder}/controller.log")
         return error.exit_code

@@ -15,6 +15,7 @@ from slurmmesh.hosts.linux import become_subreaper, die_with_parent, kill_group,
 from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.submit.interrupts import Interrupts
+from slurmmesh.submit.stuck import leaves_if_stuck
 
 # From the SIGTERM that ends a program's patience to SIGKILL.
 _LAST_GRACE_S = 5.0
@@ -63,6 +64,10 @@ class Foreground:
         if self._steps and time.monotonic() > self._deadline:
             self._harder()
         return False
+
+    def has_ended(self) -> bool:
+        """Whether the controller has ended, without more ado. For any thread."""
+        return self._process.poll() is not None
 
     def stop(self, signum: int) -> None:
         """Ask the controller to end in order; if it was asked before, make it harder.
@@ -119,10 +124,16 @@ def run(
     interrupts.on_signal = foreground.stop
     for signum in interrupts.received:
         foreground.stop(signum)
+
+    def leave() -> int:
+        foreground.finish()
+        return interrupts.exit_code
+
     try:
-        follow(folder, foreground.is_over)
-        while not foreground.is_over():
-            time.sleep(0.05)
+        with leaves_if_stuck(interrupts, foreground.has_ended, leave):
+            follow(folder, foreground.is_over)
+            while not foreground.is_over():
+                time.sleep(0.05)
     finally:
         interrupts.on_signal = lambda signum: None
         code = foreground.finish()

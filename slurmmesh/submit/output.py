@@ -57,7 +57,8 @@ def write(text: str) -> None:
 def tell(text: str) -> None:
     """A line to stderr, if there is one that takes it."""
     if sys.stderr is not None:  # else "print" would take stdout
-        with contextlib.suppress(OSError):
+        # RuntimeError: called by a signal's handler while another line is on its way.
+        with contextlib.suppress(OSError, RuntimeError):
             print(f"slurmmesh: {text}", file=sys.stderr, flush=True)
 
 

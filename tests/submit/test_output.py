@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import signal
 import subprocess
+import sys
+import termios
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,3 +131,58 @@ def test_with_stderr_closed_stdout_has_the_id_alone(local: Any) -> None:
     assert done.returncode == 3
     (job_id,) = done.stdout.split()
     assert (local.jobs / job_id).is_dir()
+
+
+SHOUT = """
+import time
+for n in range(20000):
+    print("x" * 100, flush=True)
+open("all said", "w").close()
+time.sleep(600)
+"""
+
+
+def two_interrupts(
+    command: Any, wait_until: Callable[[Callable[[], object]], None], *words: str
+) -> tuple[int, str]:
+    """Exit code and stderr of a command whose output is not read, interrupted twice."""
+    command.script(SHOUT)
+    process = command.start(*words, "program.py")
+    wait_until(lambda: (command.folder / "all said").exists())
+    wait_until(lambda: unread(process.stdout.fileno()) > 50_000)  # of the 64 KiB of a pipe
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: not pending(process.pid))
+    process.send_signal(signal.SIGINT)
+    code = process.wait(60)
+    return code, process.stderr.read()
+
+
+def unread(fd: int) -> int:
+    """Bytes in a pipe."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def pending(pid: int) -> bool:
+    """Whether a signal to the process has not been taken yet."""
+    with open(f"/proc/{pid}/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["ShdPnd"], 16) != 0
+
+
+def test_a_second_interrupt_ends_a_job_here_whose_output_is_not_read(
+    local: Any, wait_until: Any
+) -> None:
+    code, told = two_interrupts(local, wait_until, "--cluster=local")
+    assert code == 130, told
+    assert "not all output could be shown" in told
+
+
+@pytest.mark.slurm
+def test_a_second_interrupt_cancels_a_followed_job_whose_output_is_not_read(
+    slurm: Any, lab: Lab, wait_until: Any
+) -> None:
+    code, told = two_interrupts(slurm, wait_until, "--cluster=slurm", "--follow")
+    assert code == 130, told
+    assert "cancelling job" in told
+    assert "not all output could be shown" in told
+    wait_until(lambda: not lab.run("squeue", "-h", "-o", "%i").stdout.split())
