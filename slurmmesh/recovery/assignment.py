@@ -21,6 +21,9 @@ class Assignment:
         store: host and port of the group's own TCPStore, hosted by its rank 0.
         progress: a step that the run has committed for certain; 0 if none. A replica that finds
             itself behind it, with nobody to take the state from, must not train.
+        alive_from: for each replica the first of its incarnations that is not known to be dead;
+            empty: no replica has died.
+        gone: replicas that will not come back.
         first_device: index on its host of the device of the group's rank 0.
         threads: threads that torch may use for one operation.
         settings: the times to work with.
@@ -34,6 +37,8 @@ class Assignment:
     group_size: int = 1
     incarnation: int = 0
     progress: int = 0
+    alive_from: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
     first_device: int = 0
     threads: int = 1
     settings: RecoverySettings = field(default_factory=RecoverySettings)

@@ -116,7 +116,7 @@ class DdpSession(Session):
         if committed:
             self._optimizer.step()
             self._next_batch += self.participants * self._replica.group_size
-            self._tell("stepped", time.time())
+            self._tell_committed()
         self._last_loss, self._loss = float(self._loss), None
         self._replica.emit(
             "step",

@@ -234,7 +234,7 @@ class DilocoSession(Session):
         contributes = not self._to_be_let_in and self._taken > 0
         loss = self._mean_loss()
         if committed and contributes and loss is not None:
-            self._tell("stepped", time.time())
+            self._tell_committed()
         self._replica.emit(
             "step",
             step=self._syncs,

@@ -36,19 +36,31 @@ def parse_member(name: str) -> tuple[int, int]:
 
 
 class Membership:
-    """The members of the current quorum and the deaths told so far. Safe from several threads."""
+    """The members of the current quorum and the deaths known so far. Safe from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        alive_from: for each replica the first of its incarnations that is not known to be dead.
+        gone: replicas that will not come back.
+    """
+
+    def __init__(self, alive_from: Sequence[int] = (), gone: Sequence[int] = ()) -> None:
         self._lock = threading.Lock()
         self._members: tuple[tuple[int, int], ...] = ()
-        self._dead_below: dict[int, int] = {}
-        self._gone: set[int] = set()
+        self._dead_below = {replica: first for replica, first in enumerate(alive_from) if first}
+        self._gone = set(gone)
 
     def set_members(self, names: Sequence[str]) -> None:
-        """Take the members of a new quorum, in TorchFT's order."""
+        """Take the members of a new quorum, in TorchFT's order.
+
+        A replica that was started again tells that its earlier starts are dead. The Lighthouse
+        may not know yet: a restart can be faster than the silence that it waits for.
+        """
         members = tuple(parse_member(name) for name in names)
         with self._lock:
             self._members = members
+            for replica, incarnation in members:
+                if incarnation > self._dead_below.get(replica, 0):
+                    self._dead_below[replica] = incarnation
 
     @property
     def replicas(self) -> tuple[int, ...]:

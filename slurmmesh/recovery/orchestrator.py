@@ -52,13 +52,14 @@ class Orchestrator:
         self._lighthouse: LighthouseService | None = None
         self._injector: Stoppable | None = None
         self._progress = 0
+        self._last_told = 0
         self._ending = False
         self._failure: BaseException | None = None
         self.deaths = 0
 
     @property
     def recovered(self) -> int:
-        """Recoveries that came to their first committed step."""
+        """Deaths whose replica has committed a step again since."""
         return self._tracer.completed
 
     def run(self) -> list[Outcome | None]:
@@ -160,6 +161,8 @@ class Orchestrator:
             group_size=plan.procs_per_replica,
             incarnation=replica.start,
             progress=0 if replica.start == 0 else self._progress,
+            alive_from=tuple(other.alive_from for other in self._replicas),
+            gone=tuple(other.index for other in self._replicas if other.state == "left_out"),
             first_device=plan.first_devices[replica.index],
             threads=plan.threads,
             settings=plan.settings,
@@ -222,8 +225,10 @@ class Orchestrator:
         self.deaths += 1
         how = event.cause.signal_name or f"exit code {event.cause.exit_code}"
         self._write(self._tracer.died(replica.index, event.pid, how, event.at, event.seen_at))
+        replica.alive_from = replica.start + 1
+        # Also to those that do not train yet: the quorum that lets them in may hold the dead one.
         for other in self._replicas:
-            if other is not replica and other.state == "training":
+            if other is not replica and other.hears:
                 self._tell(other.control.peer_died, replica.index, replica.start)
         self._write(self._tracer.reach(replica.index, "decided", time.time()))
         replica.state, replica.member = "down", ""
@@ -233,12 +238,13 @@ class Orchestrator:
             self._leave_out(replica)
         elif self._progress and not any(other.has_state for other in self._replicas):
             self._failure = StateLost(
-                f"all {len(self._replicas)} replicas were down at one time, the last after step "
-                f"{self._progress}: nobody has the state any more. {event.cause.describe()}"
+                f"all {len(self._replicas)} replicas were down at one time; the last step known to "
+                f"be committed is {self._last_told}: nobody has the state any more. "
+                f"{event.cause.describe()}"
             )
 
     def _on_restarted(self, replica: ReplicaRecord, event: ProcEvent) -> None:
-        replica.start = event.incarnation
+        replica.start = replica.alive_from = event.incarnation
         replica.back.add(event.rank)
         if len(replica.back) < self._plan.procs_per_replica or replica.state == "left_out":
             return
@@ -254,7 +260,7 @@ class Orchestrator:
             return
         self._leave_out(replica)
         for other in self._replicas:
-            if other.state == "training":
+            if other.hears:
                 self._tell(other.control.peer_gone, replica.index)
         if not any(not other.settled or other.state == "finished" for other in self._replicas):
             self._failure = StateLost("the hosts of all replicas are lost")
@@ -295,6 +301,7 @@ class Orchestrator:
 
     def _on_report(self, replica: ReplicaRecord, word: str, details: dict[str, Any]) -> None:
         step = details["step"]
+        self._last_told = max(self._last_told, step)
         if word == "saw_death":
             self._progress = max(self._progress, step)
             self._tracer.run_was_at(details["peer"], step)

@@ -83,7 +83,9 @@ class ReplicaRecord:
 
     Attributes:
         start: how often it has been started again; messages of an earlier start are ignored.
-        state: ``preparing``, ``training``, ``down``, ``finished`` or ``left_out``.
+        alive_from: the first of its starts that is not known to be dead.
+        state: ``preparing``, ``prepared``, ``restarting``, ``training``, ``down``, ``finished`` or
+            ``left_out``.
         has_state: it could be a donor.
         stepped: it has committed a step as a participant since it was started.
         member: its name in quorums since this start; empty before the first.
@@ -97,6 +99,7 @@ class ReplicaRecord:
     control: ActorMesh
     reporter: ActorMesh
     start: int = 0
+    alive_from: int = 0
     state: str = "preparing"
     has_state: bool = True
     stepped: bool = False
@@ -107,6 +110,11 @@ class ReplicaRecord:
     back: set[int] = field(default_factory=set)
     store: tuple[str, int] | None = None
     outcome: Outcome | None = None
+
+    @property
+    def hears(self) -> bool:
+        """Whether it has a process that trains or is about to."""
+        return self.state in ("preparing", "prepared", "restarting", "training")
 
     @property
     def settled(self) -> bool:

@@ -53,6 +53,7 @@ class Replica:
             from any thread. The first process of each group reports: its milestones ``ready``,
             ``joined``, ``healed``, ``stepped`` and ``ending``, each with ``at`` and ``step``,
             ``joined`` also with its name as a ``member``;
+            ``committed`` now and then, with the ``step``;
             ``saw_death`` with the ``peer`` and the ``step`` it was at; ``waits`` when it wants the
             others to come to a meeting; and ``done`` as the last.
     """
@@ -179,7 +180,7 @@ class Replica:
         if self._manager is not None:
             return
         place, settings = self.assignment, self.assignment.settings
-        self.membership = Membership()
+        self.membership = Membership(place.alive_from, place.gone)
         self.process_group = AbortableGloo(
             self.address,
             self.membership,

@@ -29,7 +29,8 @@ class RunResult:
             that is in ``left_out``.
         steps: committed steps.
         deaths: replicas that died, each time counted.
-        recovered: how many of them came back and committed a step.
+        recovered: after how many of these deaths the replica committed a step again. One that
+            dies once more on its way back, and then commits, has recovered from both.
         left_out: replicas that were down at the end, or whose host was lost.
     """
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _DONOR_PAUSE_S = 0.05
 MISSING_PAUSE_S = 0.02
+_PROGRESS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Session:
         self._history = 0
         self._next_batch = 0
         self._told: set[str] = set()
+        self._progress_told_at = 0.0
         self._wait_until: float | None = None
         replica.step_number = lambda: self.step_number
         replica.emit(
@@ -188,6 +190,14 @@ class Session:
         if committed:
             self._history = _chain(self._history, self._view, self._manager.current_step())
         return committed
+
+    def _tell_committed(self) -> None:
+        """Report a step that was committed; the first and then one at times."""
+        self._tell("stepped", time.time())
+        now = time.monotonic()
+        if now - self._progress_told_at >= _PROGRESS_EVERY_S:
+            self._progress_told_at = now
+            self._replica.report("committed")
 
     def _is_missed(self) -> bool:
         """Whether this replica, before the last step, still waits for one that died.

@@ -25,6 +25,8 @@ class _Recovery:
     replica: int
     signal: str
     step: int | None = None
+    earlier: int = 0
+    """Deaths of the same replica before this one from which it had not come back yet."""
     times: dict[str, float] = field(default_factory=dict)
 
 
@@ -36,6 +38,7 @@ class RecoveryTracer:
         self._count = 0
         self._faults: dict[int, float] = {}
         self.completed = 0
+        """Deaths whose replica has committed a step again since."""
 
     def fault(self, pid: int, at: float) -> None:
         """A fault is about to be fired at a process: its death begins then."""
@@ -47,6 +50,9 @@ class RecoveryTracer:
         begun = fired if fired is not None and 0 <= at - fired <= FAULT_AGE_S else at
         self._count += 1
         recovery = _Recovery(self._count, replica, signal)
+        superseded = self._open.get(replica)
+        if superseded is not None:
+            recovery.earlier = superseded.earlier + 1
         self._open[replica] = recovery
         return self._reach(recovery, "died", begun) + self._reach(recovery, "detected", seen_at)
 
@@ -64,7 +70,7 @@ class RecoveryTracer:
         emitted = self._reach(recovery, phase, at)
         if phase == PHASES[-1]:
             del self._open[replica]
-            self.completed += 1
+            self.completed += 1 + recovery.earlier
             emitted.append(("recovered", self._summary(recovery, step)))
         return emitted
 

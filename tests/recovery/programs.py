@@ -48,6 +48,7 @@ def train(
     width: int = 16,
     pause_s: float = 0.0,
     until_back: str = "",
+    slow_until: str = "",
     tweak: Any = None,
 ) -> dict[str, Any]:
     """Train a small model.
@@ -56,6 +57,7 @@ def train(
         die_at: replica → committed step before which its first start dies, between two steps;
             with DiLoCo after ``die_inner`` inner steps.
         until_back: a file; steps after ``die_at`` are slow until a restarted replica makes it.
+        slow_until: a file; steps are slow until it is made.
         tweak: called with (replica, session) before the loop.
     """
     # Every replica and every start begins with other weights: only healing makes them equal.
@@ -81,6 +83,8 @@ def train(
             open(until_back, "a").close()
         if until_back and step.number in die_at.values() and not os.path.exists(until_back):
             time.sleep(0.1)
+        if slow_until and not os.path.exists(slow_until):
+            time.sleep(0.05)
         time.sleep(pause_s)
         x, y = batch(step.batch)
         if session.step((session.model(x) - y).pow(2).mean()):

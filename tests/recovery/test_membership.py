@@ -56,6 +56,24 @@ def test_a_death_is_remembered_for_quorums_to_come():
     assert membership.dead_members() == (2,)
 
 
+def test_who_starts_knows_of_earlier_deaths():
+    membership = Membership(alive_from=(0, 1, 2), gone=(1,))
+    membership.set_members([member_name(0, 0), member_name(1, 0), member_name(2, 1)])
+    assert membership.dead_members() == (1, 2)
+    assert membership.missing() == (2,)
+
+
+def test_a_successor_refuses_a_quorum_that_holds_its_predecessor():
+    membership = Membership()
+    membership.set_members([member_name(0, 0), member_name(1, 0), member_name(1, 1)])
+    assert membership.dead_members() == (1,)
+    membership.set_members([member_name(0, 0), member_name(1, 0)])
+    assert membership.dead_members() == (1,)  # it stays known
+    membership.set_members([member_name(0, 0), member_name(1, 1)])
+    assert membership.dead_members() == ()
+    assert membership.missing() == ()
+
+
 def test_missing_are_those_who_died_and_are_not_back():
     membership = Membership()
     assert membership.missing() == ()

@@ -5,8 +5,13 @@ Collectives have a timeout of minutes here: a run that ends shows that nobody wa
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,7 +174,7 @@ def test_a_death_while_healing(run, events):
     tweak = programs.die_while_healing(1, times=2)
     result = run(train(die_at={1: 4}, tweak=tweak, pause_s=0.02), 30)
     assert_equal_weights(result)
-    assert result.deaths == 3
+    assert result.deaths == result.recovered == 3
     assert result.values[1]["incarnation"] == 3
 
 
@@ -193,6 +198,73 @@ def test_two_replicas_die_at_once(run):
     result = run(train(die_at={0: 6, 2: 6}, pause_s=0.01), 25)
     assert_equal_weights(result)
     assert result.deaths == 2
+
+
+class KillerInTurn(threading.Thread):
+    """Kills replica 0, and 1 the moment that 0 is started again; anew when both train again."""
+
+    def __init__(self, log: Path, rounds: int, marker: Path) -> None:
+        super().__init__()
+        self._rounds, self._marker = rounds, marker
+        self._stopped = threading.Event()
+        self._pids: dict[str, int] = {}
+        self._counts: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._log = log.open()
+        self._log.seek(0, os.SEEK_END)
+
+    def run(self) -> None:
+        with self._log:
+            for number in range(self._rounds):
+                done = "recovered" if number else "step"
+                if not self._wait(done, 0, number or 1) or not self._wait(done, 1, number or 1):
+                    return
+                os.kill(self._pids["replica0"], signal.SIGKILL)
+                if not self._wait("replica_started", 0, number + 2):
+                    return
+                os.kill(self._pids["replica1"], signal.SIGKILL)
+            self._marker.touch()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+    def _wait(self, kind: str, replica: int, count: int) -> bool:
+        """Read the log until there are so many such events; false if stopped before."""
+        rest = ""
+        while self._counts[kind, replica] < count:
+            rest += self._log.readline()
+            if not rest.endswith("\n"):
+                if self._stopped.wait(0.001):
+                    return False
+                continue
+            event, rest = json.loads(rest), ""
+            self._counts[event["kind"], event.get("replica", -1)] += 1
+            if event["kind"] == "proc_up":
+                self._pids[event["mesh"]] = event["pid"]
+        return True
+
+
+@pytest.mark.parametrize(("steps", "sync_every"), [(300, 1), (60, 5)])
+def test_a_replica_that_dies_just_when_another_is_back_stops_nobody(
+    run, events, folder, tmp_path, steps, sync_every
+):
+    # The restarts are faster than the Lighthouse misses the dead: its quorums may hold them.
+    settings = RecoverySettings(
+        collective_timeout_s=600, connect_timeout_s=60, join_timeout_s=120, timeout_s=120
+    )
+    marker = tmp_path / "enough"
+    killer = KillerInTurn(folder / "events.jsonl", 4, marker)
+    killer.start()
+    try:
+        function = train(sync_every=sync_every, slow_until=str(marker))
+        result = run(function, steps, settings=settings)
+    finally:
+        killer.stop()
+    assert_equal_weights(result)
+    assert result.deaths == result.recovered == 8
+    # Nobody waited for a peer until a timeout.
+    times = sorted(event["t"] for event in events("step"))
+    assert max(b - a for a, b in itertools.pairwise(times)) < settings.connect_timeout_s / 2
 
 
 def test_a_large_state_is_healed(run, events):
