@@ -123,7 +123,9 @@ class AbortableGloo(ProcessGroupGloo):
         )
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> ProcessGroup:
-        return _make_group(store, rank, world_size, self._device, self._timeout)
+        return _make_group(
+            store, rank, world_size, self._device, self._timeout, self._connect_timeout
+        )
 
     def abort(self, errored: bool = True) -> None:
         """End this group: its connections close, so that peers in a collective fail at once.
@@ -160,16 +162,23 @@ def make_group(
 ) -> ProcessGroup:
     """A Gloo process group that listens on ``address``."""
     device = Backend.create_device(hostname=address, lazy_init=False)
-    return _make_group(store, rank, size, device, timeout)
+    return _make_group(store, rank, size, device, timeout, timeout)
 
 
 def _make_group(
-    store: Store, rank: int, size: int, device: Any, timeout: timedelta
+    store: Store,
+    rank: int,
+    size: int,
+    device: Any,
+    timeout: timedelta,
+    connect_timeout: timedelta,
 ) -> ProcessGroup:
     options = Backend._Options()  # type: ignore[attr-defined]
     options._devices = [device]
-    options._timeout = timeout
+    # A member that dies just now never dials in, and there is no socket yet that could be cut.
+    options._timeout = connect_timeout
     backend = Backend(store, rank, size, options)
+    backend._set_default_timeout(timeout)
     backend._set_sequence_number_for_group()
     group = ProcessGroup(store, rank, size)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)

@@ -10,6 +10,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -226,3 +228,27 @@ def test_a_death_outside_of_the_quorum_disturbs_nobody():
         seat.group.abort()
 
     run(member, member)
+
+
+ALONE = """
+from datetime import timedelta
+from torch.distributed import TCPStore
+from slurmmesh.recovery.gloo import AbortableGloo
+from slurmmesh.recovery.membership import Membership, member_name
+
+membership = Membership()
+membership.set_members([member_name(0, 0), member_name(1, 0)])
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+group = AbortableGloo("127.0.0.1", membership, timedelta(hours=1), timedelta(seconds=1))
+try:
+    group.configure(f"127.0.0.1:{store.port}/x", "replica", 0, 2)
+except RuntimeError as error:
+    print("gave up:", type(error).__name__, flush=True)
+"""
+
+
+def test_a_member_that_never_comes_does_not_hold_the_setup_for_a_collectives_time():
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120
+    )
+    assert "gave up" in done.stdout, done.stderr
