@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ class Step:
     inner: int = 0
 
 
-class Session:
+class Session(ABC):
     """Base of the sessions; not for use by itself.
 
     The state that a restarted replica takes from a donor is the model, the optimizers, the
@@ -68,9 +69,9 @@ class Session:
         self._manager.register_state_dict_fn("session", self._load_state, self._save_state)
 
     @property
+    @abstractmethod
     def step_number(self) -> int:
         """Steps committed so far by the run."""
-        raise NotImplementedError
 
     @property
     def participants(self) -> int:

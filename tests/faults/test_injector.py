@@ -234,7 +234,9 @@ def test_stop_ends_the_thread_and_can_be_repeated():
 
 
 def test_stop_before_start_is_fine():
-    Injector(parse_all("kill@1h"), 2, list, print).stop()
+    injector = Injector(parse_all("kill@1h"), 2, list, print)
+    injector.stop()
+    assert (injector.fired, injector.skipped) == (0, 0)
 
 
 def test_it_may_be_stopped_from_its_own_shot():

@@ -122,8 +122,8 @@ def test_a_program_that_does_not_train_has_a_short_table() -> None:
 @given(st.lists(events(), max_size=20))
 def test_anything_can_be_shown(log: list[dict[str, Any]]) -> None:
     history = fold(log)
-    shown(live_view(history, told(log)[-5:], 50.0))
-    shown(final_table(history, summarize(history)))
+    assert shown(live_view(history, told(log)[-5:], 50.0))
+    assert shown(final_table(history, summarize(history)))
 
 
 def test_the_story_of_a_job_in_lines() -> None:

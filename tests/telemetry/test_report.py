@@ -261,7 +261,9 @@ def test_only_the_slowest_of_many_recoveries_are_drawn() -> None:
 @given(st.lists(events(), min_size=5, max_size=25))
 def test_anything_can_be_reported(log: list[dict[str, Any]]) -> None:
     history = fold(log)
-    Page(page.render(history, summarize(history), plots.draw(history)))
+    html = page.render(history, summarize(history), plots.draw(history))
+    Page(html)
+    assert html.rstrip().endswith("</html>")
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:

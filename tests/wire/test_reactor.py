@@ -97,5 +97,7 @@ def test_news_of_a_descriptor_that_was_closed_in_the_same_turn_are_dropped():
 def test_a_timer_beyond_what_the_kernel_can_wait_for_is_harmless():
     reactor = Reactor()
     reactor.call_later(1e15, lambda: None)
-    threading.Thread(target=reactor.stop).start()
+    ran: list[bool] = []
+    threading.Thread(target=lambda: (ran.append(True), reactor.stop())).start()
     reactor.run()
+    assert ran == [True]
