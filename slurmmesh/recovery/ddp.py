@@ -67,9 +67,7 @@ class DdpSession(Session):
             RunOver: the run ended before this replica, restarted, was back in it.
             NoQuorum: the Lighthouse or the other replicas cannot be reached.
         """
-        if total < 1:
-            raise UsageError(f"at least one step is needed, not {total}")
-        self._tell("ready", time.time())
+        self._begin(total)
         while True:
             if not self._join():
                 continue

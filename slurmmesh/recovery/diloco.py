@@ -98,9 +98,7 @@ class DilocoSession(Session):
             RunOver: the run ended before this replica, restarted, was back in it.
             NoQuorum: the Lighthouse or the other replicas cannot be reached.
         """
-        if total < 1:
-            raise UsageError(f"at least one step is needed, not {total}")
-        self._tell("ready", time.time())
+        self._begin(total)
         finished = False
         while not finished:
             if self._syncs >= total or self._wants_round():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
+from slurmmesh.errors import UsageError
 from slurmmesh.recovery.control import RunOver
 from slurmmesh.recovery.errors import HistoryDiffers, NoQuorum
 from slurmmesh.recovery.quorum import QuorumView
@@ -72,6 +73,12 @@ class Session(ABC):
     @abstractmethod
     def step_number(self) -> int:
         """Steps committed so far by the run."""
+
+    def _begin(self, total: int) -> None:
+        """Check what ``steps`` was given and tell the controller that the training starts."""
+        if total < 1:
+            raise UsageError(f"at least one step is needed, not {total}")
+        self._tell("ready", time.time())
 
     @property
     def participants(self) -> int:

@@ -181,7 +181,8 @@ def test_a_clock_that_is_a_little_off_does_no_harm():
     for offset_s in (-1800.0, 1800.0):
         authority = JobAuthority("1234", clock=lambda by=offset_s: time.time() + by)
         with Door(server_context(authority.issue("controller"))) as door:
-            knock(door.address, client_context(authority.issue("host-0")))
+            name = knock(door.address, client_context(authority.issue("host-0")))
+        assert name == "controller"
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2])
