@@ -1,116 +1,265 @@
-"""A job to be submitted: plain data, checked when it is made."""
+"""A job as plain data, checked when it is made; its methods hand it to Slurm and ask about it."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from slurmmesh.config import load_settings
 from slurmmesh.errors import UsageError
+from slurmmesh.slurm.options import MOST_NODES, OPTIONS, Option, gpus_of, node_range
 from slurmmesh.slurm.passthrough import directive_of
-from slurmmesh.slurm.quoting import directive_value
-from slurmmesh.slurm.times import check_time_limit
+from slurmmesh.slurm.quoting import directive_value, has_control_characters
 
-# More than any Slurm has nodes: a slip of the hand.
-_MOST_NODES = 65536
-_GPUS = re.compile(r"(?:[A-Za-z0-9_.-]+:)?(\d+)", re.ASCII)
+if TYPE_CHECKING:
+    pass
+
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Slurm's own, and those that tell the controller what job it is in.
+_OWN_VARIABLES = ("SLURM_", "SLURMMESH_JOB_", "SLURMMESH_CLUSTER", "SLURMMESH_NODES")
+_RUNTIMES = ("", "apptainer", "pyxis")
+# Fields that other values are put into as well, for the sake of those who type them.
+_Value: TypeAlias = "str | int | None"
 
 
-@dataclass(frozen=True)
-class SlurmJob:
-    """One program on an allocation of nodes.
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What is asked of Slurm for one component of a job: options of sbatch by their long names.
 
-    Attributes:
-        program: ``("train.py",)`` or ``("-m", "package.module")``.
-        args: the program's own arguments, any text.
-        job_root: absolute; the job folder is made below it.
-        cwd: absolute; where the program runs.
-        name: shown by squeue; the program's name unless given.
-        nodes: hosts of the mesh; ``spares`` more are allocated and wait.
-        gpus_per_node: a number, or ``type:number``; empty for none.
-        cpus_per_task: of each host; None for the site's default.
-        time, partition: as sbatch takes them.
-        sbatch: more options of sbatch, each in one string (``--account=me``).
-        python: the interpreter of the job, absolute.
+    Values are as sbatch takes them; numbers may be given as numbers. ``sbatch`` holds further
+    options, each in one string (``--gpu-bind=closest``).
 
     Raises:
         UsageError: a value that cannot be.
     """
 
-    program: tuple[str, ...]
-    job_root: Path
-    cwd: Path
-    args: tuple[str, ...] = ()
-    name: str = ""
-    nodes: int = 1
-    spares: int = 0
-    gpus_per_node: str = ""
-    cpus_per_task: int | None = None
-    time: str | None = None
-    partition: str | None = None
-    sbatch: tuple[str, ...] = ()
-    python: str = field(default_factory=lambda: sys.executable)
+    nodes: _Value = None
+    ntasks: _Value = None
+    cpus_per_task: _Value = None
+    gpus_per_node: _Value = None
+    gres: _Value = None
+    mem: _Value = None
+    mem_per_gpu: _Value = None
+    time: _Value = None
+    partition: _Value = None
+    account: _Value = None
+    qos: _Value = None
+    constraint: _Value = None
+    nodelist: _Value = None
+    exclude: _Value = None
+    exclusive: str | bool | None = None
+    reservation: _Value = None
+    switches: _Value = None
+    network: _Value = None
+    licenses: _Value = None
+    sbatch: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self._check_program()
-        object.__setattr__(self, "name", self.name or self._program_name())
-        directive_value(self.name, "--job-name")
-        if self.nodes < 1:
-            raise UsageError(f"--nodes {self.nodes}: a job needs at least one node")
-        if self.spares < 0:
-            raise UsageError(f"--spares {self.spares}: give 0 or more")
-        if self.nodes_with_spares > _MOST_NODES:
-            raise UsageError(
-                f"--nodes and --spares: {self.nodes_with_spares} nodes; {_MOST_NODES} are the most"
-            )
-        if self.cpus_per_task is not None and self.cpus_per_task < 1:
-            raise UsageError(f"--cpus-per-task {self.cpus_per_task}: give 1 or more")
-        if self.gpus_per_node and not _GPUS.fullmatch(self.gpus_per_node):
-            raise UsageError(
-                f"--gpus-per-node {self.gpus_per_node!r}: give a number, or type:number"
-            )
-        if self.time is not None:
-            check_time_limit(self.time)
-        if self.partition is not None:
-            directive_value(self.partition, "--partition")
-        for option in self.sbatch:
-            directive_of(option)
-        for path, what in ((self.job_root, "job_root"), (self.cwd, "cwd"), (self.python, "python")):
-            if not os.path.isabs(path):
-                raise UsageError(f"{what} {str(path)!r} must be an absolute path")
+        for option in OPTIONS.values():
+            if option.field in self.__dataclass_fields__:
+                self._set(option.field, _checked(option, getattr(self, option.field)))
+        self._set("sbatch", _words("sbatch", self.sbatch))
+        for text in self.sbatch:
+            directive_of(text)
 
-    def _check_program(self) -> None:
-        match self.program:
-            case ("-m", module):
-                if not _MODULE.fullmatch(module):
-                    raise UsageError(f"-m {module!r} is no module's name")
-            case (script,):
-                if not script or script.startswith("-"):
-                    raise UsageError(f"{script!r} is no script")
-            case _:
-                raise UsageError("give a SCRIPT, or -m MODULE")
-        if any("\0" in word for word in (*self.program, *self.args)):
-            raise UsageError("an argument of a program cannot hold a NUL character")
-
-    def _program_name(self) -> str:
-        name = self.program[-1].rstrip("/").rpartition("/")[2]
-        return re.sub(r"[\x00-\x1f\x7f]", "_", name)
-
-    @property
-    def nodes_with_spares(self) -> int:
-        """What is asked of Slurm."""
-        return self.nodes + self.spares
+    def _set(self, name: str, value: object) -> None:
+        """Only while it is being made."""
+        object.__setattr__(self, name, value)
 
     @property
     def gpu_count(self) -> int:
         """GPUs of each node, 0 for none."""
-        match = _GPUS.fullmatch(self.gpus_per_node)
-        return int(match[1]) if match else 0
+        return gpus_of(str(self.gpus_per_node or ""), str(self.gres or ""))
+
+
+@dataclass(frozen=True)
+class SlurmJob(Resources):
+    """One program on an allocation of nodes.
+
+    Its fields are the options of ``python -m slurmmesh.submit``, with the same names and checks::
+
+        job = SlurmJob("train.py", args=["--lr", "3e-4"], nodes=16, gpus_per_node=8).submit()
+        job.wait()
+
+    It is never changed: ``submit()`` returns a copy that knows its ``id``.
+
+    Attributes:
+        program: ``train.py``, or ``("-m", "package.module")``.
+        args: the program's own arguments, any text.
+        spares: nodes beyond ``nodes`` that are allocated and wait.
+        controller: makes the job a heterogeneous one: the controller gets a component with these
+            resources, the hosts get the job's own.
+        template: one of those that come with slurmmesh, or a file.
+        setup: lines of shell that run before the program, such as ``module load rocm``.
+        env: variables for the program; a value of None is taken from the environment here.
+        container: an image to run in, by ``container_runtime``.
+        interface: the network between the nodes, see ``docs/network.md``.
+        job_root, chdir, python: absolute; the folder of the job folders, where the program runs,
+            and its interpreter.
+        id, cluster: of a submitted job.
+
+    Raises:
+        UsageError: a value that cannot be.
+    """
+
+    program: str | Sequence[str]
+    _: KW_ONLY
+    args: Sequence[str] = ()
+    spares: int = 0
+    controller: Resources | None = None
+
+    job_name: _Value = None
+    output: _Value = None
+    error: _Value = None
+    chdir: str | Path = field(default_factory=os.getcwd)
+    array: _Value = None
+    dependency: _Value = None
+    begin: _Value = None
+    signal: _Value = None
+    requeue: bool = False
+    comment: _Value = None
+    mail_type: _Value = None
+    mail_user: _Value = None
+    clusters: _Value = None
+
+    template: str = "default"
+    setup: Sequence[str] = ()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    container: str = ""
+    container_runtime: Literal["", "apptainer", "pyxis"] = ""
+    interface: str = ""
+    job_root: str | Path = field(default_factory=lambda: load_settings().job_root)
+    python: str = field(default_factory=lambda: sys.executable)
+
+    id: str = ""
+    cluster: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        program = (self.program,) if isinstance(self.program, str) else tuple(self.program)
+        self._set("program", program)
+        self._set("args", _words("args", self.args))
+        self._set("setup", _words("setup", self.setup))
+        self._set("job_name", self.job_name or _program_name(program))
+        directive_value(self.job_name, "--job-name")
+        _check_program(program, self.args)
+        self._check_nodes()
+        self._check_environment()
+        self._check_container()
+        for name in ("job_root", "chdir", "python"):
+            if not os.path.isabs(getattr(self, name)):
+                raise UsageError(f"{name} {str(getattr(self, name))!r} must be an absolute path")
+
+    def _check_nodes(self) -> None:
+        if self.spares < 0:
+            raise UsageError(f"--spares {self.spares}: give 0 or more")
+        if self.nodes is None and self.spares and (self.ntasks or self.nodelist):
+            raise UsageError("--spares needs --nodes, so that the two can be told apart")
+        if (most := self.node_range[1]) > MOST_NODES:
+            raise UsageError(f"--nodes and --spares: {most} nodes; {MOST_NODES} are the most")
+        if self.controller is not None:
+            if str(self.controller.nodes or 1) != "1":
+                raise UsageError("the controller's component has one node: leave out its --nodes")
+            if self.array:
+                raise UsageError("--array: Slurm has no arrays of heterogeneous jobs")
+
+    def _check_environment(self) -> None:
+        for line in self.setup:
+            if has_control_characters(line.replace("\t", " ")):
+                raise UsageError(f"--setup {line!r}: give one line of shell; repeat it for more")
+        env = {}
+        for name, value in self.env.items():
+            if not _VARIABLE.fullmatch(name):
+                raise UsageError(f"--env {name!r} is no name of a variable")
+            if name.startswith(_OWN_VARIABLES):
+                raise UsageError(f"--env {name}: slurmmesh and Slurm set it themselves")
+            found = os.environ.get(name) if value is None else str(value)
+            if found is None:
+                raise UsageError(f"--env {name}: it is not set here; give --env {name}=VALUE")
+            if "\0" in found:
+                raise UsageError(f"--env {name}: a value cannot hold a NUL character")
+            env[name] = found
+        self._set("env", env)
+
+    def _check_container(self) -> None:
+        if self.container_runtime not in _RUNTIMES:
+            raise UsageError(
+                f"--container-runtime {self.container_runtime!r}: give apptainer or pyxis"
+            )
+        if self.container_runtime and not self.container:
+            raise UsageError("--container-runtime needs --container IMAGE")
+        if self.container and has_control_characters(self.container):
+            raise UsageError(f"--container {self.container!r} is no image")
+        if self.container and not self.container_runtime:
+            self._set("container_runtime", "apptainer")
+
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """What is asked of Slurm for hosts and spares: the least and the most."""
+        least, most = node_range(str(self.nodes or 1))
+        return least + self.spares, most + self.spares
+
+    @property
+    def node_count(self) -> int | None:
+        """Hosts without spares; None where Slurm decides (a range, tasks, named nodes)."""
+        least, most = node_range(str(self.nodes or 1))
+        open_ended = self.nodes is None and (self.ntasks is not None or self.nodelist is not None)
+        return least if least == most and not open_ended else None
 
     @property
     def argv(self) -> tuple[str, ...]:
         """What the controller runs: the program and its arguments."""
         return (*self.program, *self.args)
+
+    def script(self) -> str:
+        """The batch script. Raises UsageError for a template or a folder that cannot be."""
+        from slurmmesh.slurm.template import render
+
+        return render(self)
+
+
+def _checked(option: Option, value: object) -> str | bool | None:
+    """A field's value as text. None stands for "not given"."""
+    if value is None or (isinstance(value, bool) and (option.value_optional or not option.metavar)):
+        return value or None if option.metavar else bool(value)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise UsageError(f"{option.field}: {value!r} is neither text nor a number")
+    text = str(value)
+    directive_value(text, f"--{option.name}")
+    if option.field == "gpus_per_node" and text == "0":
+        return None
+    option.check(text)
+    return text
+
+
+def _words(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+        raise UsageError(f"{name}: give a list of strings")
+    return tuple(words)
+
+
+def _check_program(program: tuple[str, ...], args: Sequence[str]) -> None:
+    match program:
+        case ("-m", module):
+            if not _MODULE.fullmatch(module):
+                raise UsageError(f"-m {module!r} is no module's name")
+        case (script,):
+            if not script or script.startswith("-"):
+                raise UsageError(f"{script!r} is no script")
+        case _:
+            raise UsageError("give a SCRIPT, or -m MODULE")
+    if any("\0" in word for word in (*program, *args)):
+        raise UsageError("an argument of a program cannot hold a NUL character")
+
+
+def _program_name(program: tuple[str, ...]) -> str:
+    if not program:
+        return ""
+    name = program[-1].rstrip("/").rpartition("/")[2]
+    return re.sub(r"[\x00-\x1f\x7f]", "_", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from slurmmesh.errors import UsageError
+from slurmmesh.slurm.options import OPTIONS
 from slurmmesh.slurm.quoting import directive_value
 
 _LONG = re.compile(r"--([A-Za-z][A-Za-z0-9-]*)(?:(?:=|\s+)(.*))?", re.DOTALL)
@@ -13,41 +14,21 @@ _SHORT = re.compile(r"-([A-Za-z])\s*(.*)", re.DOTALL)
 _OURS = "slurmmesh sets it itself"
 # Why an option cannot be handed on: it has a flag of its own, or the job would not work.
 _REFUSED = {
-    "nodes": "use --nodes",
-    "gpus-per-node": "use --gpus-per-node",
-    "cpus-per-task": "use --cpus-per-task",
-    "time": "use --time",
-    "partition": "use --partition",
-    "job-name": "use --job-name",
-    "ntasks": "slurmmesh starts one host a node and the processes in it; use --nodes",
+    **{option.name: f"use --{option.name}" for option in OPTIONS.values()},
     "ntasks-per-node": "slurmmesh starts one host a node and the processes in it",
-    "array": "a slurmmesh job is one job",
-    "output": "the logs of a job are in its folder; SLURMMESH_JOB_ROOT says where",
-    "error": "the logs of a job are in its folder; SLURMMESH_JOB_ROOT says where",
-    "chdir": "change to that folder before you submit",
     "wrap": "the job runs SCRIPT",
     "wait": "use --wait of slurmmesh.submit, before SCRIPT",
     "parsable": "use --parsable of slurmmesh.submit",
-    "test-only": "use --dry-run to see the script",
+    "test-only": "use --test-only of slurmmesh.submit",
     "no-kill": _OURS,
-    "no-requeue": _OURS,
-    "requeue": "a slurmmesh job replaces what died and is never restarted",
-    "hetjob": "a slurmmesh job is one job",
+    "no-requeue": "use --no-requeue",
+    "hetjob": "put a : between the components",
     "help": "it submits nothing",
     "usage": "it submits nothing",
     "version": "it submits nothing",
 }
 _LONG_OF_SHORT = {
-    "N": "nodes",
-    "c": "cpus-per-task",
-    "t": "time",
-    "p": "partition",
-    "J": "job-name",
-    "n": "ntasks",
-    "a": "array",
-    "o": "output",
-    "e": "error",
-    "D": "chdir",
+    **{option.short: option.name for option in OPTIONS.values() if option.short},
     "W": "wait",
     "k": "no-kill",
     "h": "help",

@@ -57,8 +57,8 @@ def directive_value(value: object, option: str) -> str:
     return f'"{escaped}"'
 
 
-def output_pattern(folder: object) -> str:
-    """Where Slurm writes the output of the job that gets the id ``%j``: a file in ``folder``.
+def output_pattern(folder: object, of_array: bool = False) -> str:
+    """Where Slurm writes the output of a job: a file in ``folder`` that is called by its id.
 
     Raises:
         UsageError: the folder's name has a backslash, which turns Slurm's patterns off.
@@ -69,7 +69,7 @@ def output_pattern(folder: object) -> str:
             f"Slurm cannot write into {text!r}, because of the backslash: "
             "set SLURMMESH_JOB_ROOT to another folder"
         )
-    return literal_pattern(text) + "/%j.out"
+    return literal_pattern(text) + ("/%A_%a.out" if of_array else "/%j.out")
 
 
 def literal_pattern(path: object) -> str:

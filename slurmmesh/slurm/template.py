@@ -4,64 +4,129 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from slurmmesh._version import __version__
-from slurmmesh.errors import EXIT_SETUP_FAILED
+from slurmmesh.errors import EXIT_SETUP_FAILED, UsageError
 from slurmmesh.slurm.bootstrap import python_code
+from slurmmesh.slurm.directives import components, output_pattern_of
 from slurmmesh.slurm.job import SlurmJob
-from slurmmesh.slurm.passthrough import directive_of
-from slurmmesh.slurm.quoting import directive_value, has_control_characters, output_pattern, sh
+from slurmmesh.slurm.quoting import directive_value, has_control_characters, sh
 
 _PACKAGE = "slurmmesh.sbatch_templates"
+_SUFFIX = ".sh.j2"
 
 
-def render(job: SlurmJob, template: str = "default") -> str:
-    """The batch script of a job.
+def render(job: SlurmJob) -> str:
+    """The batch script of a job, from its template.
 
-    It makes the job folder (0700), sends its output to ``controller.log`` there, sets the
-    ``SLURMMESH_*`` variables and becomes the controller. Bytes of names that are no UTF-8 are
+    It makes the folder of the attempt (0700), sends its output to ``controller.log`` there, sets
+    the ``SLURMMESH_*`` variables and becomes the controller. Bytes of names that are no UTF-8 are
     kept as surrogate escapes: write it with ``os.fsencode``.
 
     Raises:
-        UsageError: a folder's name that Slurm cannot write to.
+        UsageError: there is no such template, it has a mistake, or a folder's name is one that
+            Slurm cannot write to.
     """
+    values = _values(job)
+    try:
+        return _environment().get_template(job.template).render(values)
+    except jinja2.TemplateNotFound as error:
+        raise _no_template(str(error.name)) from None
+    except jinja2.TemplateSyntaxError as error:
+        where = f"line {error.lineno} of {error.name}"
+        raise UsageError(f"template {job.template!r}: {where}: {error.message}") from None
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"template {job.template!r}: {error}") from None
+
+
+def template_names() -> list[str]:
+    """The templates that come with slurmmesh."""
+    return sorted(
+        entry.name.removesuffix(_SUFFIX)
+        for entry in _folder().iterdir()
+        if entry.name.endswith(_SUFFIX)
+    )
+
+
+def template_text(name: str) -> str:
+    """The text of a template: one of slurmmesh's by its name, or a file.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    try:
+        if name in template_names():
+            return (_folder() / (name + _SUFFIX)).read_text(encoding="utf-8")
+        if os.sep in name or name.endswith((".j2", ".sh")):
+            return Path(os.path.expanduser(name)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"template {name!r} cannot be read: {reason}") from None
+    raise _no_template(name)
+
+
+def command_line_options(job: SlurmJob) -> list[str]:
+    """What sbatch must be told beside the script, because no ``#SBATCH`` line can carry it."""
+    output = output_pattern_of(job)
+    return [f"--output={output}"] if has_control_characters(output) else []
+
+
+def _values(job: SlurmJob) -> dict[str, Any]:
+    own_output, own_error = job.output is not None, job.error is not None
+    streams = [(1, "controller.log", own_output)]
+    if own_error:
+        streams.append((2, "controller.err", True))
+    return {
+        "version": __version__,
+        "job": job,
+        "template": re.sub(r"[\x00-\x1f\x7f]", "?", job.template),
+        "components": components(job),
+        "own_output": own_output,
+        "streams": streams,
+        "nodes": _nodes(job),
+        "setup_failed": EXIT_SETUP_FAILED,
+        "controller": python_code("slurmmesh.hosts.program"),
+    }
+
+
+def _nodes(job: SlurmJob) -> str:
+    """The number of hosts without spares, as a word of shell."""
+    if job.node_count is not None:
+        return str(job.node_count)
+    allocated = "SLURM_JOB_NUM_NODES_HET_GROUP_1" if job.controller else "SLURM_JOB_NUM_NODES"
+    return f"$(({allocated} - {job.spares}))"
+
+
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template_text),
+        loader=jinja2.FunctionLoader(template_text),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(sh=sh, directive_value=directive_value, directive_of=directive_of)
-    return environment.get_template(f"{template}.sh.j2").render(_values(job))
+    environment.filters.update(sh=sh, directive_value=directive_value)
+    return environment
 
 
-def command_line_options(job: SlurmJob) -> list[str]:
-    """What sbatch must be told beside the script, because no ``#SBATCH`` line can carry it."""
-    output = output_pattern(job.job_root)
-    return [f"--output={output}"] if has_control_characters(output) else []
+def _no_template(name: str) -> UsageError:
+    return UsageError(
+        f"there is no template {name!r}: give one of {', '.join(template_names())}, or a file "
+        "(with a / in its name, or ending in .j2)"
+    )
 
 
-def _values(job: SlurmJob) -> dict[str, Any]:
-    output = output_pattern(job.job_root)
-    return {
-        "version": __version__,
-        "job": job,
-        "output": None if has_control_characters(output) else output,
-        "setup_failed": EXIT_SETUP_FAILED,
-        "controller": python_code("slurmmesh.hosts.program"),
-    }
-
-
-def _template_text(name: str) -> str:
+def _folder() -> Any:
     try:
-        folder = importlib.resources.files(_PACKAGE)
+        return importlib.resources.files(_PACKAGE)
     except ModuleNotFoundError:
         # A checkout that is used without being installed has the folder beside the package.
-        folder = Path(os.path.dirname(__file__)).parents[1] / _PACKAGE.rpartition(".")[2]
-    return (folder / name).read_text(encoding="utf-8")
+        return Path(os.path.dirname(__file__)).parents[1] / _PACKAGE.rpartition(".")[2]
