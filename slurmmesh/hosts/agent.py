@@ -17,12 +17,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmmesh._version import __version__
 from slurmmesh.actors.messages import Failure, ProcWelcome
 from slurmmesh.errors import LinkClosed, ProcDied, SetupError, SupervisionError
+from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
 from slurmmesh.hosts.linux import become_subreaper, reap_strangers, sweep_children
 from slurmmesh.hosts.messages import (
@@ -40,6 +41,8 @@ from slurmmesh.hosts.messages import (
 )
 from slurmmesh.hosts.output import LogFile
 from slurmmesh.hosts.procs import HostedProc, not_started
+from slurmmesh.slurm.addresses import Choice, alone, parse_wish
+from slurmmesh.slurm.reach import choose_here
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import Credentials, client_context, peer_name
@@ -62,16 +65,17 @@ class DialSpec:
     """How an agent on another node finds its controller.
 
     Attributes:
-        addresses: of the controller, to be tried in this order.
-        port: of its listener.
+        targets: addresses of the controller, each with its port, to be tried in this order.
         identity: folder of the job's certificates (0700).
         name: of this host's certificate.
+        interface: by which hosts are to reach each other, see ``parse_wish``; empty for the one
+            of the route to the controller.
     """
 
-    addresses: tuple[str, ...]
-    port: int
+    targets: tuple[tuple[str, int], ...]
     identity: str
     name: str
+    interface: str = ""
 
 
 def dial(spec: DialSpec) -> int:
@@ -84,31 +88,50 @@ def dial(spec: DialSpec) -> int:
         IdentityError: the certificate is missing or not private.
     """
     credentials = Credentials.read(spec.identity, spec.name)
-    raw = _connect(spec)
+    raw, warning = _connect(spec)
+    controller = str(raw.getpeername()[0])
     sock = wrap(raw, client_context(credentials), server_side=False)
 
     def authenticate(connected: Any) -> str:
         return peer_name(connected, role="controller")
 
-    return HostAgent(sock, authenticate).run()
+    def place() -> Choice:
+        others = [("the controller", controller)]
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        best, *_ = choose_here(parse_wish(spec.interface), others, node)
+        return replace(best, warning="; ".join(filter(None, [warning, best.warning])))
+
+    return HostAgent(sock, authenticate, place).run()
 
 
-def _connect(spec: DialSpec) -> socket.socket:
-    failures = []
-    for address in spec.addresses:
+def _connect(spec: DialSpec) -> tuple[socket.socket, str]:
+    """A connection to the controller, and in words which of its addresses did not answer."""
+    failures = ""
+    for target in spec.targets:
         try:
-            return socket.create_connection((address, spec.port), timeout=_CONNECT_TIMEOUT_S)
+            connected = socket.create_connection(target, timeout=_CONNECT_TIMEOUT_S)
         except OSError as error:
-            failures.append(f"{address}: {error}")
-    raise SetupError(
-        f"host {spec.name} cannot reach the controller on port {spec.port}: {'; '.join(failures)}"
-    )
+            failures += f"{'; ' if failures else ''}{target[0]} port {target[1]}: {error}"
+        else:
+            return connected, failures and f"could not reach the controller at {failures}"
+    raise SetupError(f"host {spec.name} cannot reach the controller at {failures}")
 
 
 class HostAgent:
-    """The agent over a connected socket to the controller."""
+    """The agent over a connected socket to the controller.
 
-    def __init__(self, sock: socket.socket, authenticate: Callable[[Any], str]) -> None:
+    Args:
+        authenticate: names the controller, see ``Link``.
+        choose_place: gives the address under which other hosts reach this one; SetupError where
+            there is none.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        authenticate: Callable[[Any], str],
+        choose_place: Callable[[], Choice],
+    ) -> None:
         self._reactor = Reactor()
         self._link = Link(
             self._reactor,
@@ -119,7 +142,8 @@ class HostAgent:
             on_close=self._on_close,
         )
         self._welcome: HostWelcome | None = None
-        self._address = ""
+        self._choose_place = choose_place
+        self._place: Choice | None = None
         self._log: LogFile | None = None
         self._forks: ForkClient | None = None
         self._procs: dict[tuple[int, int], HostedProc] = {}
@@ -154,8 +178,7 @@ class HostAgent:
 
     # -- link to the controller ---------------------------------------------------------------
 
-    def _on_open(self, link: Link) -> None:
-        self._address = link.local_address
+    def _on_open(self, _link: Link) -> None:
         self._tell(HostHello(os.getpid(), __version__), Kind.HELLO)
 
     def _on_frame(self, _link: Link, frame: Frame) -> None:
@@ -181,17 +204,18 @@ class HostAgent:
 
     def _take_welcome(self, welcome: HostWelcome) -> None:
         self._welcome = welcome
-        self._address = self._address or welcome.address
         try:
+            self._place = self._choose_place()
             self._log = LogFile(welcome.log)
-        except OSError as error:
+        except (OSError, SetupError) as error:
             self._code = 1
-            self._farewell = f"its log cannot be written: {error}"
+            is_ours = isinstance(error, SetupError)
+            self._farewell = str(error) if is_ours else f"its log cannot be written: {error}"
             self._leave(0.0)
             return
         self._forks = ForkClient(self._reactor, self._log.fd)
         self._heartbeat()
-        self._tell(HostReady(self._address), Kind.HELLO)
+        self._tell(HostReady(self._place), Kind.HELLO)
 
     def _heartbeat(self) -> None:
         assert self._welcome is not None
@@ -211,6 +235,7 @@ class HostAgent:
         assert self._welcome is not None
         assert self._log is not None
         assert self._forks is not None
+        assert self._place is not None
         host = self._welcome
         for rank in message.ranks:
             try:
@@ -235,14 +260,18 @@ class HostAgent:
                     rank=rank,
                     region=message.region,
                     host=host.name,
-                    host_address=self._address,
+                    host_address=self._place.address,
                     incarnation=message.incarnation,
                     job_folder=host.job_folder,
                     credentials=host.credentials,
                 )
             )
             request = ForkRequest(
-                env={"LOCAL_RANK": str(rank % message.per_host), **message.env},
+                env={
+                    **socket_variables(self._place, {**os.environ, **message.env}),
+                    "LOCAL_RANK": str(rank % message.per_host),
+                    **message.env,
+                },
                 preload=message.preload,
                 sys_path=host.sys_path,
                 cwd=host.cwd,
@@ -379,7 +408,8 @@ def main() -> None:
     options = parser.parse_args()
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
-    sys.exit(HostAgent(sock, lambda _sock: "controller").run())
+    place = alone("all hosts of the job are on this machine")
+    sys.exit(HostAgent(sock, lambda _sock: "controller", lambda: place).run())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from typing import Any
 
+from slurmmesh.config import load_settings
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.agent import DialSpec, dial
 from slurmmesh.hosts.controller import Controller
@@ -57,16 +58,17 @@ def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord
         raise SetupError(
             f"the job was to have {total} nodes, its allocation has {len(allocation.nodes)}"
         )
-    addresses = allocation.addresses()
-    own = allocation.own_address(addresses)
-    port = controller.roster.listen(own)
+    own = allocation.own_addresses()
+    targets = tuple((each.address, controller.roster.listen(each.address)) for each in own)
+    # Where no other node is, none is wished for either.
+    interface = load_settings().interface if len(allocation.nodes) > 1 else ""
     executor = StepExecutor(folder / "steps")
     hosts = []
     for node in allocation.nodes[:total]:
-        host = controller.roster.add_host(node, address=addresses[node])
+        host = controller.roster.add_host(node)
         controller.roster.authority.issue(host.identity).write(folder / "identity")
         executor.update_parameters(nodelist=node, job_name=f"host-{node}")
-        spec = DialSpec((own,), port, str(folder / "identity"), host.identity)
+        spec = DialSpec(targets, str(folder / "identity"), host.identity, interface)
         job = executor.submit(dial, spec)
         assert isinstance(job, StepJob)
         host.launched = StepAgent(job)

@@ -66,6 +66,6 @@ def _start_agent(controller: Controller, name: str) -> HostRecord:
         except BaseException:
             ours.close()
             raise
-    host = controller.roster.add_host(name, address="127.0.0.1", launched=LocalAgent(process))
+    host = controller.roster.add_host(name, launched=LocalAgent(process))
     controller.roster.attach(host, ours)
     return host

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from slurmmesh.errors import ExitCause
 from slurmmesh.shape import Region
+from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.identity import Credentials
 
 
@@ -24,8 +25,6 @@ class HostWelcome:
     Attributes:
         name: of the host, unique in the job.
         log: file for the output of all ranks; None for the agent's own stderr.
-        address: under which other hosts reach this one, as the controller sees it; empty
-            where the host knows better.
         sys_path, cwd: of the user's program, so that its modules are found here.
         heartbeat_s: how often to give a sign of life.
         lease_s: without a sign of life of the controller for so long, end all procs and leave.
@@ -34,7 +33,6 @@ class HostWelcome:
     name: str
     job_folder: str | None
     log: str | None
-    address: str
     sys_path: tuple[str, ...]
     cwd: str
     credentials: Credentials
@@ -44,9 +42,9 @@ class HostWelcome:
 
 @dataclass(frozen=True)
 class HostReady:
-    """Host to controller: procs can be spawned. ``address`` is where others reach this host."""
+    """Host to controller: procs can be spawned. ``place`` is where others reach this host."""
 
-    address: str
+    place: Choice
 
 
 @dataclass(frozen=True)

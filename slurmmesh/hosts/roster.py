@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from slurmmesh._version import __version__
 from slurmmesh.errors import HostLost, LinkClosed, SetupError
+from slurmmesh.hosts.fabric import warnings_about
 from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelcome, Shutdown
+from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import JobAuthority, peer_name, server_context
@@ -61,7 +63,7 @@ class HostRecord:
     Attributes:
         name: of the machine, for people.
         identity: as certified, unique in the job.
-        address: under which the other hosts reach it.
+        place: the address under which the other hosts reach it, and why; None until it is up.
         lost: set when it is gone; its procs count as dead.
     """
 
@@ -70,12 +72,17 @@ class HostRecord:
     identity: str
     launched: Launched | None = None
     link: Link | None = None
-    address: str = ""
+    place: Choice | None = None
     pid: int = 0
     heard: float = 0.0
     ready: bool = False
     lost: HostLost | None = None
     meshes: set[int] = field(default_factory=set)
+
+    @property
+    def address(self) -> str:
+        """Where the other hosts reach it; empty until it is up."""
+        return self.place.address if self.place else ""
 
 
 class Roster:
@@ -113,31 +120,31 @@ class Roster:
         self._on_lost = on_lost
         self._emit = emit
         self._guests: dict[Link, None] = {}  # accepted, but not known yet; the oldest first
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
+        self._warned: set[str] = set()
         self.leaving = False
         reactor.call_later(HEARTBEAT_S, self._check_hosts)
 
     def listen(self, address: str) -> int:
-        """Accept hosts of other nodes over TLS on this address; returns the port.
+        """Accept hosts of other nodes over TLS on this address too; returns the port.
 
         Raises:
             SetupError: the address is not one of this machine.
         """
         context = server_context(self.authority.issue("controller"))
         try:
-            self._listener = Listener(self._reactor, context, self._accept, address)
+            listener = Listener(self._reactor, context, self._accept, address)
         except OSError as error:
             raise SetupError(f"cannot listen on {address or 'any address'}: {error}") from error
-        self._reactor.call_soon(self._listener.start)
-        return self._listener.port
+        self._listeners.append(listener)
+        self._reactor.call_soon(listener.start)
+        return listener.port
 
-    def add_host(
-        self, name: str, address: str = "", launched: Launched | None = None
-    ) -> HostRecord:
+    def add_host(self, name: str, launched: Launched | None = None) -> HostRecord:
         """Note a host that is about to be started, or has been."""
         with self._changed:
             index = len(self.hosts)
-            host = HostRecord(index, name, f"host-{index}", launched, address=address)
+            host = HostRecord(index, name, f"host-{index}", launched)
             self.hosts.append(host)
             self._by_identity[host.identity] = host
             return host
@@ -155,12 +162,12 @@ class Roster:
         self._reactor.call_soon(link.start)
 
     def wait_ready(self, hosts: Iterable[HostRecord], timeout: float) -> None:
-        """Wait until these hosts are up.
+        """Wait until these hosts are up; warns if their addresses look wrong.
 
         Raises:
             SetupError: one ended or did not come in time; names each, with what is known.
         """
-        missing = list(hosts)
+        missing = hosts = list(hosts)
         deadline = time.monotonic() + timeout
         with self._changed:
             while missing := [host for host in missing if not host.ready]:
@@ -174,6 +181,10 @@ class Roster:
         if missing:
             words = "; ".join(f"{host.name}: {_last_words(host)}" for host in failed)
             raise SetupError(f"hosts did not start. {words}")
+        for line in warnings_about({host.name: host.place for host in hosts if host.place}):
+            if line not in self._warned:
+                self._warned.add(line)
+                say(f"slurmmesh: {line}")
 
     def tell(self, host: HostRecord, message: Any, kind: Kind = Kind.CONTROL) -> bool:
         """Send a message to a host, without waiting; False if it is gone."""
@@ -205,8 +216,8 @@ class Roster:
             self._changed.wait_for(
                 lambda: all(host.lost or host.link is None for host in self.hosts), grace_s + 2.0
             )
-        if self._listener is not None:
-            self._reactor.call_soon(self._listener.close)
+        for listener in self._listeners:
+            self._reactor.call_soon(listener.close)
         for link in [*(host.link for host in self.hosts), *self._guests]:
             if link is not None:
                 link.close()
@@ -276,7 +287,6 @@ class Roster:
             name=host.name,
             job_folder=str(folder) if folder else None,
             log=str(folder / "logs" / f"{host.name}.log") if folder else None,
-            address=host.address or host.link.peer_address,
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
             cwd=os.getcwd(),
             credentials=self.authority.issue(host.identity),
@@ -287,10 +297,18 @@ class Roster:
 
     def _host_ready(self, host: HostRecord, message: HostReady) -> None:
         with self._changed:
-            host.address = message.address
+            host.place = place = message.place
             host.ready = True
             self._changed.notify_all()
-        self._emit("host_up", host=host.index, name=host.name, address=host.address, pid=host.pid)
+        self._emit(
+            "host_up",
+            host=host.index,
+            name=host.name,
+            address=place.address,
+            interface=place.interface,
+            why=place.why,
+            pid=host.pid,
+        )
 
     def _on_close(self, link: Link, reason: str) -> None:
         self._guests.pop(link, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
@@ -11,9 +10,10 @@ from dataclasses import dataclass
 
 from slurmmesh.config import load_settings
 from slurmmesh.errors import SetupError
-from slurmmesh.slurm import interfaces
+from slurmmesh.slurm.addresses import Choice, parse_wish
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.hostlists import expand
+from slurmmesh.slurm.reach import choose_here
 
 _COUNTS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
@@ -58,33 +58,27 @@ class Allocation:
             this_node=environ.get("SLURMD_NODENAME", ""),
         )
 
-    def addresses(self) -> dict[str, str]:
-        """Each node's address as Slurm reaches it, a name resolved where that is possible.
+    def own_addresses(self) -> tuple[Choice, ...]:
+        """The address under which the other nodes are to reach this one, see ``addresses.choose``.
 
-        Where scontrol is missing or does not answer, the node's name is taken. A loopback
-        address is only given where Slurm itself was told it (several nodes on one machine).
-        """
-        told = SlurmClient(load_settings()).node_addresses(self.nodes)
-        return {node: _resolve(told.get(node, node)) for node in self.nodes}
-
-    def own_address(self, addresses: Mapping[str, str]) -> str:
-        """The address under which the other nodes are to reach this one.
-
-        It is the one that ``SLURMMESH_INTERFACE`` picks, else that of the route to the other
-        nodes' addresses, which on many clusters is the management network. With no other node
-        it is ``127.0.0.1``: nobody else has to reach it. ``addresses`` is what ``addresses()``
-        gave.
+        Behind it, where there is one, an address of the other IP family for nodes that have only
+        that. The setting ``interface`` picks them; else the route to the other nodes does, by
+        the address that Slurm has of each or, where scontrol is missing, by the nodes' names.
 
         Raises:
-            SetupError: this node has no such interface.
+            SetupError: there is none, or none that can be told from others; lists what there is.
+            ConfigError: the setting is no list of interfaces or networks.
         """
-        others = [addresses[node] for node in self.nodes if node != self.this_node]
-        if others and (wanted := load_settings().interface):
-            return interfaces.pick(wanted)
-        for other in others:
-            with contextlib.suppress(OSError):
-                return _source_address(other)
-        return addresses.get(self.this_node, "") if others else "127.0.0.1"
+        settings = load_settings()
+        others = [node for node in self.nodes if node != self.this_node]
+        # With no other node nothing is asked: it is the loopback's.
+        told = SlurmClient(settings).node_addresses(self.nodes) if others else {}
+        return choose_here(
+            parse_wish(settings.interface),
+            [(node, told.get(node, node)) for node in others],
+            self.this_node or socket.gethostname(),
+            told.get(self.this_node, self.this_node),
+        )
 
 
 def _cpus(text: str, nodes: int) -> tuple[int, ...]:
@@ -93,25 +87,3 @@ def _cpus(text: str, nodes: int) -> tuple[int, ...]:
     for match in _COUNTS.finditer(text):
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts) if len(counts) == nodes else (1,) * nodes
-
-
-def _resolve(address: str) -> str:
-    """A numeric address if the name has one that others can use; else the name itself."""
-    try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return address
-    numeric = [str(entry[4][0]) for entry in found]
-    if address in numeric:
-        return address
-    # Debian gives a host's own name 127.0.1.1: no other node reaches it there.
-    outward = [each for each in numeric if not each.startswith("127.") and each != "::1"]
-    return outward[0] if outward else address
-
-
-def _source_address(other: str) -> str:
-    """The local address of the route to ``other``. No packet is sent."""
-    family, kind, protocol, _, where = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])

@@ -92,14 +92,14 @@ class Link:
             self._opened()
 
     @property
-    def local_address(self) -> str:
-        """The address this side of a TCP link has; empty for a unix socket."""
-        return self._address(self._sock.getsockname)
-
-    @property
     def peer_address(self) -> str:
         """The address the other side of a TCP link has; empty for a unix socket."""
-        return self._address(self._sock.getpeername)
+        if self._sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return ""
+        try:
+            return str(self._sock.getpeername()[0])
+        except OSError:
+            return ""
 
     def send(self, frame: Frame) -> None:
         """Send a frame. Afterwards the caller may change what its buffers are views of.
@@ -357,14 +357,6 @@ class Link:
         self._queue.clear()
         with contextlib.suppress(OSError):
             self._sock.close()
-
-    def _address(self, ask: Callable[[], Any]) -> str:
-        if self._sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return ""
-        try:
-            return str(ask()[0])
-        except OSError:
-            return ""
 
 
 _open_links: weakref.WeakSet[Link] = weakref.WeakSet()

@@ -212,7 +212,7 @@ class Listening:
         self.controller = Controller("job-1", None)
         roster = self.controller.roster
         self.port = roster.listen("127.0.0.1")
-        self.record = roster.add_host("node1", address="127.0.0.1")
+        self.record = roster.add_host("node1")
         self.credentials = roster.authority.issue(self.record.identity)
         self.identity = folder / "identity"
         self.credentials.write(self.identity)
@@ -220,7 +220,8 @@ class Listening:
     def start_agent(self) -> subprocess.Popen[bytes]:
         code = (
             "import sys; from slurmmesh.hosts.agent import DialSpec, dial; "
-            "sys.exit(dial(DialSpec(('127.0.0.1',), int(sys.argv[1]), sys.argv[2], 'host-0')))"
+            "targets = (('127.0.0.1', int(sys.argv[1])),); "
+            "sys.exit(dial(DialSpec(targets, sys.argv[2], 'host-0')))"
         )
         agent = subprocess.Popen(
             [sys.executable, "-c", code, str(self.port), str(self.identity)], cwd=ROOT

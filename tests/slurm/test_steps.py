@@ -80,7 +80,7 @@ def test_functions_run_as_steps_where_they_are_told(lab: Lab, tmp_path: Path) ->
         results = [job.result() for job in jobs]
         until(lambda: all(job.poll() == 0 for job in jobs))
         print(json.dumps({
-            "allocation": [allocation.cpus, allocation.addresses()],
+            "allocation": [allocation.cpus, [own.address for own in allocation.own_addresses()]],
             "results": results,
             "states": [job.state for job in jobs],
             "output": "hello from a step" in jobs[0].stdout(),
@@ -93,7 +93,7 @@ def test_functions_run_as_steps_where_they_are_told(lab: Lab, tmp_path: Path) ->
         "--gpus-per-node=mi300x:4",
     )
     nodes = [f"node{i}" for i in (1, 2, 3)]
-    assert told["allocation"] == [[6, 6, 6], dict.fromkeys(nodes, "127.0.0.1")]
+    assert told["allocation"] == [[6, 6, 6], ["127.0.0.1"]]
     assert told["results"] == [[node, node, "3", "0,1", "kept"] for node in nodes]
     assert told["states"] == ["COMPLETED"] * 3
     assert told["output"]
