@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK
+from slurmmesh.slurm import reasons
 from slurmmesh.slurm.client import JobInfo
 from slurmmesh.slurm.states import JobState
 
@@ -37,29 +38,6 @@ _ENDS = {
     JobState.PREEMPTED: "was preempted by a job of higher priority",
     JobState.REVOKED: "was taken over by another cluster of the federation",
 }
-# A job that waits for one of these will wait for ever unless somebody changes it or the cluster.
-_NEVER_STARTS = {
-    "PartitionConfig": "its partition is not set up for what it asks for, such as CPUs per node",
-    "PartitionTimeLimit": "it asks for more time than its partition allows",
-    "BadConstraints": "no node has what it asks for",
-    "AccountNotAllowed": "its account may not use the partition",
-    "QOSNotAllowed": "its QOS may not use the partition",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its QOS is not valid",
-    "DependencyNeverSatisfied": "a job that it depends on did not end as it should",
-}
-_WAITS = {
-    "PartitionNodeLimit": "it asks for more nodes than its partition has, allows, or has up now",
-    "JobHeldAdmin": "an administrator holds it",
-    "JobHeldUser": "it is held; `scontrol release` lets it go",
-    "Resources": "the nodes it needs are busy",
-    "Priority": "jobs of higher priority are before it",
-    "Dependency": "it depends on another job",
-    "BeginTime": "its begin time is not yet there",
-    "ReqNodeNotAvail": "a node it names is not available",
-    "Reservation": "its reservation has not begun",
-    "QOSMaxJobsPerUserLimit": "you have as many jobs running as your QOS allows",
-}
 
 
 def read_record(folder: Path) -> JobRecord | None:
@@ -77,14 +55,13 @@ def read_record(folder: Path) -> JobRecord | None:
 
 def explain_waiting(info: JobInfo) -> str:
     """Why a job is not running, in words."""
-    reason = info.reason.partition(",")[0].strip()
-    words = _NEVER_STARTS.get(reason) or _WAITS.get(reason)
+    words = reasons.explain(info.reason)
     return f"{words} ({info.reason})" if words else info.reason or "Slurm gives no reason"
 
 
 def never_starts(info: JobInfo) -> bool:
     """Whether a waiting job waits for something that time alone will not bring."""
-    return info.state.is_waiting and info.reason.partition(",")[0].strip() in _NEVER_STARTS
+    return info.state.is_waiting and reasons.is_for_ever(info.reason)
 
 
 def judge(job: str, info: JobInfo | None, record: JobRecord | None) -> Outcome:
