@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from slurmmesh.slurm.reasons import explain, is_for_ever
 
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
 # The words that Slurm 22.05 to 24.11 can print, its families of limits apart.
-ALONE = """
+ALONE = words("""
     None Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown
     PartitionInactive JobHeldAdmin JobHeldUser BeginTime Licenses AssociationJobLimit
     AssociationResourceLimit AssociationTimeLimit Reservation ReqNodeNotAvail FrontEndDown
@@ -20,22 +25,22 @@ ALONE = """
     BurstBufferStageIn BurstBufferOperation DeadLine PartitionConfig AccountingPolicy FedJobLock
     OutOfMemory MaxMemPerLimit ReservationDeleted ReservationInvalid Constraints MaxPoweredUpNodes
     MpiPortsBusy
-""".split()
-OF_BOTH = """
+""")
+OF_BOTH = words("""
     GrpCpuLimit GrpCPUMinutesLimit GrpCPURunMinutesLimit GrpJobsLimit GrpMemLimit GrpNodeLimit
     GrpSubmitJobsLimit GrpWallLimit MaxCpuPerJobLimit MaxCpuMinutesPerJobLimit MaxNodePerJobLimit
     MaxWallDurationPerJobLimit MaxCpuPerNode
-""".split()
-OF_QOS = """
+""")
+OF_QOS = words("""
     QOSMaxCpuPerUserLimit QOSMaxJobsPerUserLimit QOSMaxNodePerUserLimit
     QOSMaxSubmitJobPerUserLimit QOSMinCpuNotSatisfied QOSGrpMemoryMinutes QOSGrpMemoryRunMinutes
     QOSMaxMemoryPerJob QOSMaxMemoryPerNode QOSMaxMemoryPerUser QOSMaxMemoryMinutesPerJob
     QOSMinMemory MaxJobsPerAccount MaxSubmitJobsPerAccount MaxMemoryRunMinsPerUser
-""".split()
-OF_ACCOUNT = """
+""")
+OF_ACCOUNT = words("""
     AssocMaxJobsLimit AssocMaxSubmitJobLimit AssocGrpMemMinutes AssocGrpMemRunMinutes
     AssocMaxMemPerJob AssocMaxMemPerNode AssocMaxMemMinutesPerJob
-""".split()
+""")
 COUNTED = ("Unknown", "Node", "Energy", "GRES", "License", "BB", "Billing")
 FAMILIES = [
     f"{whose}{family}".replace("%", what)
@@ -59,15 +64,13 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize("reason", KNOWN)
-def test_each_known_reason_has_words(reason: str) -> None:
-    words = explain(reason)
-    assert words
-    assert reason not in words
+def test_each_known_reason_has_words() -> None:
+    assert len(set(KNOWN)) > 200
+    assert [reason for reason in KNOWN if explain(reason) in ("", reason)] == []
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
+    ("reason", "told"),
     [
         ("QOSGrpGRES", "all jobs of your QOS together are at the limit that your QOS has for GPUs"),
         ("AssocMaxWallDurationPerJobLimit", "more run time than your account allows"),
@@ -84,8 +87,8 @@ def test_each_known_reason_has_words(reason: str) -> None:
         ("launch failed requeued held", "scontrol release"),
     ],
 )
-def test_what_it_tells(reason: str, words: str) -> None:
-    assert words in explain(reason)
+def test_what_it_tells(reason: str, told: str) -> None:
+    assert told in explain(reason)
 
 
 @given(st.text())
