@@ -61,13 +61,16 @@ def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord
     own = allocation.own_addresses()
     targets = tuple((each.address, controller.roster.listen(each.address)) for each in own)
     # Where no other node is, none is wished for either.
-    interface = load_settings().interface if len(allocation.nodes) > 1 else ""
-    executor = StepExecutor(folder / "steps")
+    alone = allocation.nodes == (allocation.this_node,)
+    interface = "" if alone else load_settings().interface
+    executor = StepExecutor(folder / "steps", supervise=False)
     hosts = []
     for node in allocation.nodes[:total]:
         host = controller.roster.add_host(node)
         controller.roster.authority.issue(host.identity).write(folder / "identity")
-        executor.update_parameters(nodelist=node, job_name=f"host-{node}")
+        executor.update_parameters(
+            nodelist=node, job_name=f"host-{node}", het_group=allocation.component_of(node)
+        )
         spec = DialSpec(targets, str(folder / "identity"), host.identity, interface)
         job = executor.submit(dial, spec)
         assert isinstance(job, StepJob)

@@ -24,15 +24,18 @@ class Allocation:
 
     Attributes:
         job_id: of the whole job.
-        nodes: Slurm's node names, in Slurm's order.
+        nodes: Slurm's node names, in Slurm's order. In a heterogeneous job those of all components
+            but the first, which is the controller's.
         cpus: CPUs of the job on each node.
-        this_node: the node that this process is on; empty outside of the allocation's nodes.
+        this_node: the node that this process is on; empty where Slurm does not tell.
+        components: of a heterogeneous job, the number of the one that each node is in; else empty.
     """
 
     job_id: str
     nodes: tuple[str, ...]
     cpus: tuple[int, ...]
     this_node: str = ""
+    components: tuple[int, ...] = ()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Allocation:
@@ -50,13 +53,29 @@ class Allocation:
                 "this process is in no Slurm allocation (SLURM_JOB_ID and SLURM_JOB_NODELIST are "
                 "not set): start it with `python -m slurmmesh.submit`"
             )
-        names = tuple(expand(nodes))
+        names, cpus, components = [*expand(nodes)], [], []
+        size = environ.get("SLURM_HET_SIZE", "")
+        if size.isdecimal() and int(size) > 1:
+            names = []
+            for number in range(1, int(size)):
+                group = expand(environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", ""))
+                of_each = environ.get(f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{number}", "")
+                names += group
+                cpus += _cpus(of_each, len(group))
+                components += [number] * len(group)
+        else:
+            cpus = _cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names))
         return cls(
             job_id=job_id,
-            nodes=names,
-            cpus=_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names)),
+            nodes=tuple(names),
+            cpus=tuple(cpus),
             this_node=environ.get("SLURMD_NODENAME", ""),
+            components=tuple(components),
         )
+
+    def component_of(self, node: str) -> int | None:
+        """The component of a heterogeneous job that a node is in; None in an ordinary job."""
+        return self.components[self.nodes.index(node)] if self.components else None
 
     def own_addresses(self) -> tuple[Choice, ...]:
         """The address under which the other nodes are to reach this one, see ``addresses.choose``.
@@ -81,9 +100,9 @@ class Allocation:
         )
 
 
-def _cpus(text: str, nodes: int) -> tuple[int, ...]:
+def _cpus(text: str, nodes: int) -> list[int]:
     """``64(x2),32`` to a number for each node; one each where Slurm does not tell."""
     counts: list[int] = []
     for match in _COUNTS.finditer(text):
         counts += [int(match[1])] * int(match[2] or 1)
-    return tuple(counts) if len(counts) == nodes else (1,) * nodes
+    return counts if len(counts) == nodes else [1] * nodes

@@ -124,7 +124,7 @@ class SlurmClient:
             MissingDependencyError: Slurm is not installed.
         """
         argv = ["sbatch", "--parsable", *options]
-        environ = environment.for_submit(self._environ)
+        environ = self._submit_environ()
         deadline = time.monotonic() + self._settings.slurm_timeout_s
         pause = _FIRST_PAUSE_S
         while True:
@@ -142,6 +142,21 @@ class SlurmClient:
             if not self._pause(pause, deadline):
                 raise refusals.down(said)
             pause *= 2
+
+    def test(self, script: str, options: Sequence[str] = ()) -> str:
+        """What sbatch says to a job that it only shall test: when and where it would start.
+
+        Raises as ``submit`` does.
+        """
+        answer = self._run(
+            ["sbatch", "--test-only", *options],
+            environ=self._submit_environ(),
+            stdin=os.fsencode(script),
+        )
+        said = _words(answer)
+        if answer.ok:
+            return refusals.error_line(said)
+        raise refusals.down(said) if answer.returncode is None else refusals.refused(said)
 
     def job(self, ref: JobRef) -> JobInfo | None:
         """The job as squeue shows it; None if Slurm no longer knows it.
@@ -178,6 +193,21 @@ class SlurmClient:
                 raise refusals.down(said)
             pause *= 2
 
+    def requeue(self, ref: JobRef) -> None:
+        """Have Slurm end a job and start it again. Of an array give the task, or all start again.
+
+        Raises:
+            SubmitError: Slurm does not answer, or may not requeue the job.
+        """
+        answer = self._run(["scontrol", *ref.options, "requeue", ref.id])
+        if not answer.ok:
+            raise refusals.refused(_words(answer))
+
+    def node_names(self) -> frozenset[str]:
+        """The nodes that the cluster has; empty if Slurm does not tell."""
+        answer = self._run(["sinfo", "--all", "--noheader", "--Node", "--format", "%N"])
+        return frozenset(line.strip() for line in answer.stdout.splitlines())
+
     def partition_sizes(self) -> dict[str, int]:
         """Nodes of each partition, down ones included; the default one also stands under ``""``.
 
@@ -208,6 +238,10 @@ class SlurmClient:
 
     def _ping(self) -> Answer:
         return self._run(["scontrol", "ping"], timeout_s=_PING_TIMEOUT_S)
+
+    def _submit_environ(self) -> dict[str, str]:
+        """Of a new job: the shell's, without traces of a job around it, and the settings."""
+        return {**environment.for_submit(self._environ), **self._settings.as_environ()}
 
     def _run(
         self,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from slurmmesh import folders
 from slurmmesh.config import load_settings
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm.options import MOST_NODES, OPTIONS, Option, gpus_of, node_range
@@ -17,7 +19,9 @@ from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import directive_value, has_control_characters
 
 if TYPE_CHECKING:
-    pass
+    from slurmmesh.slurm.client import JobRef, SlurmClient
+    from slurmmesh.slurm.outcome import Outcome
+    from slurmmesh.slurm.status import JobStatus
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -222,6 +226,97 @@ class SlurmJob(Resources):
         from slurmmesh.slurm.template import render
 
         return render(self)
+
+    def submit(self) -> SlurmJob:
+        """Put it in Slurm's queue; returns a copy that has its ``id``.
+
+        Raises:
+            SubmitError: Slurm is down, refused it, or could never start it.
+            MissingDependencyError: Slurm is not installed.
+            UsageError: a template or folder that cannot be.
+            SetupError: the disk of the job root is full.
+        """
+        from slurmmesh.slurm import submission
+
+        return submission.submit(self, _client(), _warn)
+
+    @classmethod
+    def load(cls, job_id: str) -> SlurmJob:
+        """A job that was submitted earlier, by its id; without the values of its ``env``.
+
+        Raises:
+            UsageError: no such job is in the job root or in the user's index.
+        """
+        from slurmmesh.slurm import submission
+
+        return submission.load(job_id, load_settings().job_root)
+
+    @property
+    def folder(self) -> Path:
+        """Its job folder. Raises UsageError before it is submitted."""
+        if not self.id:
+            raise UsageError(
+                "this job is not submitted: submit() returns the one that is, so write "
+                "job = job.submit()"
+            )
+        return folders.job_folder(Path(self.job_root), self.id)
+
+    def status(self) -> JobStatus:
+        """How it is. Raises SubmitError if Slurm does not answer, and as ``folder`` does."""
+        from slurmmesh.slurm import status
+
+        return status.ask(_client(), self._ref(), self.folder)
+
+    def logs(self, tail: int | None = None) -> str:
+        """What it has written: the controller's log, then each host's, under their names.
+
+        Args:
+            tail: only so many of the last lines of each.
+        """
+        attempt = folders.latest_attempt(self.folder)
+        paths = [*sorted(attempt.glob("controller.*")), *sorted(attempt.glob("logs/*.log"))]
+        return "\n".join(f"==> {path.name} <==\n{_text_of(path, tail)}" for path in paths)
+
+    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+        """Wait for its end; returns how it ended, or None if that has not come in time.
+
+        Raises:
+            SubmitError: it can never start; it has been cancelled.
+        """
+        from slurmmesh.slurm import watch
+
+        return watch.wait(watch.watch_of(_client(), self, lambda line: None), timeout_s)
+
+    def cancel(self) -> None:
+        """End it, whether it waits or runs. One that has ended is no error.
+
+        Raises:
+            SubmitError: Slurm does not answer.
+        """
+        _client().cancel(self._ref())
+
+    def _ref(self) -> JobRef:
+        from slurmmesh.slurm.client import JobRef
+
+        return JobRef(self.folder.name, self.cluster)
+
+
+def _client() -> SlurmClient:
+    from slurmmesh.slurm.client import SlurmClient
+
+    return SlurmClient(load_settings())
+
+
+def _warn(line: str) -> None:
+    warnings.warn(f"slurmmesh: {line}", stacklevel=4)
+
+
+def _text_of(path: Path, tail: int | None) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
+    except OSError as error:
+        return f"({error.strerror})\n"
+    return "".join(lines if tail is None else lines[len(lines) - min(tail, len(lines)) :])
 
 
 def _checked(option: Option, value: object) -> str | bool | None:

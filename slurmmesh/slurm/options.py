@@ -16,6 +16,7 @@ from slurmmesh.slurm.times import check_time_limit
 
 # More than any Slurm has nodes: a slip of the hand.
 MOST_NODES = 65536
+MOST_TASKS = 4_000_000
 _NODES = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _MEMORY = re.compile(r"\d+([KMGT]B?)?", re.ASCII | re.IGNORECASE)
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]+:)?(\d+)(?:\(S:[\d,-]+\))?", re.ASCII)
@@ -65,6 +66,16 @@ def node_range(text: str) -> tuple[int, int]:
     return least, most
 
 
+def array_indexes(text: str) -> list[int]:
+    """``0-4:2,9%3`` to [0, 2, 4, 9], each once. The text is one that the table lets through."""
+    found: dict[int, None] = {}
+    for item in text.partition("%")[0].split(","):
+        ends, _, step = item.partition(":")
+        first, _, last = ends.partition("-")
+        found |= dict.fromkeys(range(int(first), int(last or first) + 1, int(step or 1)))
+    return list(found)
+
+
 def gpus_of(gpus_per_node: str, gres: str) -> int:
     """GPUs of each node that these two options ask for; 0 for none."""
     if gpus_per_node:
@@ -79,6 +90,21 @@ def _gpus_of_resource(text: str) -> int:
     if name != "gpu":
         return 0
     return int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+
+
+def _array(text: str) -> None:
+    """Slurm itself has a limit (MaxArraySize); this one keeps a slip of the hand out of memory."""
+    if not _ARRAY.fullmatch(text):
+        raise UsageError(f"--array {text!r}: give indexes such as 0-7, 1,3 or 0-99:10%4")
+    for item in text.partition("%")[0].split(","):
+        ends, _, step = item.partition(":")
+        first, dash, last = ends.partition("-")
+        if dash and int(last) < int(first):
+            raise UsageError(f"--array {text}: the range {ends} runs backwards")
+        if step and int(step) < 1:
+            raise UsageError(f"--array {text}: a step of 0 ends nowhere")
+        if int(last or first) > MOST_TASKS:
+            raise UsageError(f"--array {text}: {MOST_TASKS} is the highest index that Slurm takes")
 
 
 def _number(name: str) -> Callable[[str], None]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from slurmmesh.errors import HostListError, SubmitError
+from slurmmesh.folders import attempt_folder
+from slurmmesh.slurm.array_watch import ArrayWatch
 from slurmmesh.slurm.client import JobInfo, JobRef, SlurmClient
 from slurmmesh.slurm.hostlists import expand
+from slurmmesh.slurm.job import SlurmJob
+from slurmmesh.slurm.options import array_indexes
 from slurmmesh.slurm.outcome import Outcome, explain_waiting, judge, never_starts, read_record
 from slurmmesh.slurm.states import JobState
 
+_LOOK_EVERY_S = 0.1
 _FIRST_INTERVAL_S = 0.5
 _LONGEST_INTERVAL_S = 5.0
 # When the program has said that it ended, Slurm is asked this often and this long to confirm it.
@@ -20,21 +27,42 @@ _CONFIRM_INTERVAL_S = 0.2
 _CONFIRM_FOR_S = 10.0
 
 
+def attempt_is_open(info: JobInfo, requeue: bool) -> bool:
+    """Whether an attempt's record of its end is not the job's: Slurm has more to do."""
+    ending = info.state is JobState.COMPLETING and requeue
+    return info.state.is_waiting or ending
+
+
 class JobWatch:
     """The life of one job, from what its folder and Slurm tell.
 
     Slurm's silence ends nothing: the job goes on without slurmctld, so the watch does too.
-    ``tell`` gets a line for each change.
+
+    Args:
+        folder: the job's; it has one folder for each attempt.
+        tell: gets a line for each change.
+        requeue: the job asked Slurm to start it again when it must.
+
+    Attributes:
+        attempt: the folder of the attempt that runs, or ran last.
+        outcome: how the job ended; None until it has.
     """
 
     def __init__(
-        self, client: SlurmClient, ref: JobRef, folder: Path, tell: Callable[[str], None]
+        self,
+        client: SlurmClient,
+        ref: JobRef,
+        folder: Path,
+        tell: Callable[[str], None],
+        requeue: bool = False,
     ) -> None:
         self.outcome: Outcome | None = None
+        self.attempt = attempt_folder(folder, 0)
         self._client = client
         self._ref = ref
         self._folder = folder
         self._tell = tell
+        self._requeue = requeue
         self._told = ""
         self._info: JobInfo | None = None
         self._interval_s = _FIRST_INTERVAL_S
@@ -42,9 +70,14 @@ class JobWatch:
         self._confirm_until: float | None = None
         self._controller_node = ""
 
+    @property
+    def log(self) -> Path:
+        """What the job has to say: its controller's output."""
+        return self.attempt / "controller.log"
+
     def has_started(self) -> bool:
-        """Whether the job folder is there; its logs can be followed from then on."""
-        return self._folder.is_dir()
+        """Whether the attempt's folder is there; its logs can be followed from then on."""
+        return self.attempt.is_dir()
 
     def is_over(self) -> bool:
         """Whether the job has ended; then ``outcome`` is set. Cheap: call it often.
@@ -54,8 +87,7 @@ class JobWatch:
         """
         if self.outcome is not None:
             return True
-        record = read_record(self._folder)
-        ended = record is not None and record.exit_code is not None
+        ended = self._has_record_of_end()
         now = time.monotonic()
         if ended and self._confirm_until is None:
             self._confirm_until = now + _CONFIRM_FOR_S
@@ -68,10 +100,14 @@ class JobWatch:
         confirmed = answered and (self._info is None or self._info.state.is_over)
         if confirmed or (self._confirm_until is not None and now > self._confirm_until):
             # The record may have come between the two looks.
-            self.outcome = judge(str(self._ref), self._info, read_record(self._folder))
+            self.outcome = judge(str(self._ref), self._info, read_record(self.attempt))
             return True
-        self._plan_next_question(ended)
+        self._plan_next_question(self._has_record_of_end())
         return False
+
+    def _has_record_of_end(self) -> bool:
+        record = read_record(self.attempt)
+        return record is not None and record.exit_code is not None
 
     def look(self) -> bool:
         """Ask Slurm once, out of turn; returns whether it answered.
@@ -86,6 +122,7 @@ class JobWatch:
             return False
         if self._info is None:
             return True
+        self._follow_attempt(self._info)
         if never_starts(self._info):
             self._client.cancel(self._ref)
             raise SubmitError(
@@ -95,6 +132,16 @@ class JobWatch:
             )
         self._say_state(self._info)
         return True
+
+    def _follow_attempt(self, info: JobInfo) -> None:
+        """Look at the folder of the attempt that Slurm is at."""
+        attempt = attempt_folder(self._folder, info.restarts)
+        if attempt != self.attempt:
+            self.attempt = attempt
+            self._controller_node = ""
+            self._say(f"job {self._ref} was requeued: attempt {info.restarts}")
+        if attempt_is_open(info, self._requeue):
+            self._confirm_until = None
 
     def _lost_controller(self, info: JobInfo) -> bool:
         """Whether Slurm has dropped the controller's node from a job that it lets run on."""
@@ -111,11 +158,18 @@ class JobWatch:
         return info.batch_host == self._controller_node
 
     def _give_up(self, info: JobInfo) -> bool:
-        """Free the nodes that a job without its controller still holds; whether that was done."""
+        """End a job without its controller, which still holds nodes; whether it is over by that."""
         try:
-            self._client.cancel(self._ref)
+            if self._requeue:
+                self._client.requeue(self._ref)
+            else:
+                self._client.cancel(self._ref)
         except SubmitError as error:
             self._say(f"job {self._ref} has lost its controller, but still runs: {error.message}")
+            self._plan_next_question(False)
+            return False
+        if self._requeue:
+            self._say(f"{info.batch_host}, on which its controller ran, is down: requeued")
             self._plan_next_question(False)
             return False
         self._say(
@@ -123,7 +177,7 @@ class JobWatch:
             "cancelled"
         )
         lost = replace(info, state=JobState.NODE_FAIL)
-        self.outcome = judge(str(self._ref), lost, read_record(self._folder))
+        self.outcome = judge(str(self._ref), lost, read_record(self.attempt))
         return True
 
     def _say_state(self, info: JobInfo) -> None:
@@ -145,3 +199,41 @@ class JobWatch:
         else:
             self._interval_s = min(self._interval_s * 1.5, _LONGEST_INTERVAL_S)
         self._next_question = time.monotonic() + self._interval_s
+
+
+class Watch(Protocol):
+    """The life of a job, or of all tasks of an array."""
+
+    outcome: Outcome | None
+
+    @property
+    def log(self) -> Path:
+        """Where to read how it went."""
+
+    def is_over(self) -> bool:
+        """Whether it has ended; then ``outcome`` is set. Raises SubmitError if it cannot start."""
+
+    def look(self) -> bool:
+        """Ask Slurm once, out of turn. Raises SubmitError if it cannot start."""
+
+
+def watch_of(client: SlurmClient, job: SlurmJob, tell: Callable[[str], None]) -> Watch:
+    """A watch over a submitted job."""
+    ref = JobRef(job.id, job.cluster)
+    if job.array is not None:
+        return ArrayWatch(client, ref, job.folder, array_indexes(str(job.array)), tell)
+    return JobWatch(client, ref, job.folder, tell, job.requeue)
+
+
+def wait(watch: Watch, timeout_s: float | None = None) -> Outcome | None:
+    """Wait for the end; None if it has not come within ``timeout_s``.
+
+    Raises:
+        SubmitError: it can never start; it has been cancelled.
+    """
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not watch.is_over():
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_EVERY_S)
+    return watch.outcome

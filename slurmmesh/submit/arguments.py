@@ -61,21 +61,17 @@ class Request:
     Attributes:
         options: fields of ``SlurmJob`` that were given, for the hosts and the whole job.
         controller: those given for the controller's component of a heterogeneous job, or None.
+        command: what was given for submit itself: ``cluster``, ``wait`` and the like.
+        config, profile: which settings to take.
     """
 
     program: tuple[str, ...]
     args: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     controller: Mapping[str, Any] | None = None
-    cluster: str = "auto"
+    command: Mapping[str, Any] = field(default_factory=dict)
     config: str | None = None
     profile: str | None = None
-    dry_run: bool = False
-    test_only: bool = False
-    parsable: bool = False
-    json: bool = False
-    wait: bool = False
-    follow: bool = False
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -96,19 +92,12 @@ def parse(argv: Sequence[str]) -> Request:
     controller = _parse_group(groups[0]) if len(groups) == 2 else None
     for name in (controller or {}).keys() - _OF_COMPONENT:
         raise UsageError(f"--{_dashed(name)} is said of the whole job: put it after the ':'")
-    _check_together(command, own)
-    return Request(program=program, args=args, options=own, controller=controller, **command)
-
-
-def _check_together(command: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     outputs = [name for name in ("dry_run", "test_only", "parsable", "json") if command.get(name)]
     if len(outputs) > 1:
         first, second, *_ = (f"--{_dashed(name)}" for name in outputs)
         raise UsageError(f"{first} and {second} do not go together")
-    if command.get("follow") and options.get("array"):
-        raise UsageError(
-            "--follow shows one job, --array makes many: use --wait, and `slurmmesh logs --follow`"
-        )
+    sources = {name: command.pop(name, None) for name in ("config", "profile")}
+    return Request(program, args, own, controller, command, **sources)
 
 
 def _split(

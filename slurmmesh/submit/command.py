@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.machinery
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmmesh.config import Settings, load_settings
 from slurmmesh.errors import EXIT_INTERRUPTED, EXIT_OK, SlurmmeshError, UsageError
+from slurmmesh.slurm import submission
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.environment import ignored_sbatch_options
 from slurmmesh.slurm.job import SlurmJob
-from slurmmesh.slurm.template import render
+from slurmmesh.slurm.root import prepare_root
+from slurmmesh.slurm.watch import JobWatch, watch_of
+from slurmmesh.submit import plan as planning
 from slurmmesh.submit import queued
 from slurmmesh.submit.arguments import Request, parse
-from slurmmesh.submit.folders import make_local_folder, prepare_root, why_incomplete
+from slurmmesh.submit.folders import make_local_folder, why_incomplete
 from slurmmesh.submit.gpus import has_gpus
 from slurmmesh.submit.interrupts import Interrupts
 from slurmmesh.submit.last_words import last_words
 from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, follower, tell, write
+from slurmmesh.submit.plan import Plan
 from slurmmesh.submit.stuck import leaves_if_stuck, tell_if_read
 
 # Hosts of a job on this machine are processes.
@@ -41,29 +46,28 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(request: Request, interrupts: Interrupts) -> int:
-    settings = load_settings()
-    job = request.job(settings.job_root, _working_folder())
-    if request.dry_run:
-        return _print_script(request, job)
-    _check_program(job)
-    if request.cluster == "local":
-        _check_hosts(job)
-    prepare_root(settings.job_root)
-    on_slurm = _use_slurm(request, settings)
+    plan = planning.make(request, _working_folder())
+    if plan.dry_run:
+        return _print_script(plan)
+    _check_program(plan.job)
+    if plan.cluster == "local":
+        _check_hosts(plan.job)
+    prepare_root(plan.settings.job_root)
+    on_slurm = _use_slurm(plan)
     if interrupts:
         tell("interrupted; nothing was started")
         return interrupts.exit_code
     if on_slurm:
-        return _run_on_slurm(request, job, settings, interrupts)
-    return _run_here(request, job, settings, interrupts)
+        return _run_on_slurm(plan, interrupts)
+    return _run_here(plan, interrupts)
 
 
-def _print_script(request: Request, job: SlurmJob) -> int:
-    if request.cluster == "local":
+def _print_script(plan: Plan) -> int:
+    if plan.cluster == "local":
         raise UsageError("--dry-run shows the batch script for Slurm; --cluster local has none")
-    script = render(job)
+    script = plan.job.script()
     try:
-        _check_program(job)
+        _check_program(plan.job)
     except UsageError as error:
         tell(f"warning: {error}")
     try:
@@ -75,10 +79,10 @@ def _print_script(request: Request, job: SlurmJob) -> int:
     return EXIT_OK
 
 
-def _use_slurm(request: Request, settings: Settings) -> bool:
-    if request.cluster != "auto":
-        return request.cluster == "slurm"
-    reason = SlurmClient(settings).why_not()
+def _use_slurm(plan: Plan) -> bool:
+    if plan.cluster != "auto":
+        return plan.cluster == "slurm"
+    reason = SlurmClient(plan.settings).why_not()
     if reason:
         tell(f"running on this machine: {reason}")
     else:
@@ -86,27 +90,30 @@ def _use_slurm(request: Request, settings: Settings) -> bool:
     return not reason
 
 
-def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: Interrupts) -> int:
+def _run_here(plan: Plan, interrupts: Interrupts) -> int:
     from slurmmesh.submit import foreground  # brings the hosts' room, which Slurm's way spares
 
+    job = plan.job
     _check_hosts(job)
-    if unused := request.only_for_slurm:
+    if plan.test_only:
+        raise UsageError("--test-only asks Slurm; this machine has no queue")
+    if unused := plan.only_for_slurm:
         tell(f"not used on this machine: {', '.join(unused)}")
     if job.gpu_count and not has_gpus():
         tell(
             "no GPU was found on this machine: --gpus-per-node only tells the program how many "
             "processes a host takes"
         )
-    job_id, folder = make_local_folder(settings.job_root)
+    job_id, folder = make_local_folder(plan.settings.job_root)
     try:
-        write(f"{job_id}\n" if request.parsable else f"running job {job_id}\nlogs: {folder}\n")
+        write(_announcement(plan, dataclasses.replace(job, id=job_id), folder, "running"))
     except OutputError as error:
         folder.rmdir()
         tell(f"error: {error}; nothing was started")
         return error.exit_code
-    show = follower(request.parsable)
+    show = follower(plan.parsable or plan.json)
     try:
-        code = foreground.run(job, job_id, folder, settings, interrupts, show, tell)
+        code = foreground.run(job, job_id, folder, plan.settings, interrupts, show, tell)
     except OutputError as error:
         tell(f"job {job_id} was stopped: {error}; what there was: {folder}/controller.log")
         return error.exit_code
@@ -118,25 +125,30 @@ def _run_here(request: Request, job: SlurmJob, settings: Settings, interrupts: I
     return code
 
 
-def _run_on_slurm(
-    request: Request, job: SlurmJob, settings: Settings, interrupts: Interrupts
-) -> int:
+def _run_on_slurm(plan: Plan, interrupts: Interrupts) -> int:
+    settings = plan.settings
     if ignored := ignored_sbatch_options(os.environ):
         tell(
             f"not used: {', '.join(ignored)} of your shell; give the options themselves, others "
             "with --sbatch"
         )
-    ref = queued.submit(job, settings, interrupts, tell)
-    folder = settings.job_root / ref.id
-    watched = request.wait or request.follow
+    client = SlurmClient(settings, interrupted=lambda: bool(interrupts))
+    if plan.test_only:
+        write(submission.test(plan.job, client, tell) + "\n")
+        return EXIT_OK
+    job = submission.submit(plan.job, client, tell)
+    ref = submission.ref_of(job)
+    watch = watch_of(SlurmClient(settings), job, tell)
+    if not interrupts:
+        watch_of(client, job, lambda line: None).look()
+    watched = plan.wait or plan.follow
     try:
-        write(f"{ref}\n" if request.parsable else f"submitted job {ref}\nlogs: {folder}\n")
+        write(_announcement(plan, job, job.folder, "submitted"))
     except OutputError as error:
-        tell(f"job {ref} was submitted, but {error}; its logs: {folder}")
-        in_vain = not watched or (not request.wait and error.exit_code == EXIT_READER_GONE)
+        tell(f"job {ref} was submitted, but {error}; its logs: {job.folder}")
+        in_vain = not watched or (not plan.wait and error.exit_code == EXIT_READER_GONE)
         if in_vain and not interrupts:
             return error.exit_code
-    watch = queued.watch(ref, folder, settings, tell)
 
     def leave() -> int:
         if watch.outcome is not None:
@@ -145,22 +157,33 @@ def _run_on_slurm(
         return interrupts.exit_code
 
     try:
-        if watched:
-            show = follower(request.parsable) if request.follow else None
-            with leaves_if_stuck(interrupts, lambda: True, leave):
-                queued.wait(watch, folder, interrupts, show)
+        with leaves_if_stuck(interrupts, lambda: True, leave):
+            if plan.follow and isinstance(watch, JobWatch):
+                queued.follow(watch, interrupts, follower(plan.parsable or plan.json))
+            elif watched:
+                queued.wait(watch, interrupts)
     except OutputError as error:
-        tell(f"job {ref} goes on, but {error}; its output: {folder}/controller.log")
+        tell(f"job {ref} goes on, but {error}; its output: {watch.log}")
         return error.exit_code
     if watch.outcome is not None:
-        tell(f"{watch.outcome.message}; its output: {folder}/controller.log")
+        tell(f"{watch.outcome.message}; its output: {watch.log}")
         if watch.outcome.exit_code != EXIT_OK:
-            _tell_why(folder)
+            _tell_why(watch.log.parent)
         return watch.outcome.exit_code
     if interrupts:
         queued.cancel(ref, settings, interrupts, tell)
         return interrupts.exit_code
     return EXIT_OK
+
+
+def _announcement(plan: Plan, job: SlurmJob, folder: Path, verb: str) -> str:
+    """What stdout gets when a job is under way."""
+    ref = submission.ref_of(job)
+    if plan.parsable:
+        return f"{ref}\n"
+    if plan.json:
+        return json.dumps({**submission.record_of(job), "folder": str(folder)}) + "\n"
+    return f"{verb} job {ref}\nlogs: {folder}\n"
 
 
 def _tell_why(folder: Path) -> None:
@@ -180,9 +203,9 @@ def _working_folder() -> Path:
 
 def _check_hosts(job: SlurmJob) -> None:
     """Raise UsageError if this machine is asked for more hosts than one could bear."""
-    if job.nodes_with_spares > _MOST_HOSTS:
+    if job.node_range[1] > _MOST_HOSTS:
         raise UsageError(
-            f"--nodes and --spares: {job.nodes_with_spares} hosts on this machine; "
+            f"--nodes and --spares: {job.node_range[1]} hosts on this machine; "
             f"{_MOST_HOSTS} are the most"
         )
 
@@ -190,15 +213,20 @@ def _check_hosts(job: SlurmJob) -> None:
 def _check_program(job: SlurmJob) -> None:
     """Raise UsageError if the script or module is not there."""
     name = job.program[-1]
+    folder = Path(job.chdir)
+    if not folder.is_dir():
+        raise UsageError(f"--chdir {str(folder)!r}: there is no such folder")
+    if job.container:  # it may be there alone
+        return
     if job.program[0] != "-m":
-        if not (job.cwd / name).is_file():
-            raise UsageError(f"there is no script {name!r} in {str(job.cwd)!r}")
-        if not os.access(job.cwd / name, os.R_OK):
+        if not (folder / name).is_file():
+            raise UsageError(f"there is no script {name!r} in {str(folder)!r}")
+        if not os.access(folder / name, os.R_OK):
             raise UsageError(f"no permission to read the script {name!r}")
         return
     top = name.partition(".")[0]
     known = top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(
-        top, [str(job.cwd), *sys.path]
+        top, [str(folder), *sys.path]
     )
     if not known:
         raise UsageError(f"there is no module {top!r} for {job.python}")

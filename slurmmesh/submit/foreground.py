@@ -50,7 +50,13 @@ class Foreground:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **_job_variables(job, job_id, folder)},
+                    cwd=job.chdir,
+                    env={
+                        **os.environ,
+                        **settings.as_environ(),
+                        **{name: str(value) for name, value in job.env.items()},
+                        **_job_variables(job, job_id, folder),
+                    },
                     start_new_session=True,
                     preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
                 )
@@ -145,7 +151,7 @@ def _job_variables(job: SlurmJob, job_id: str, folder: Path) -> dict[str, str]:
         "SLURMMESH_JOB_FOLDER": str(folder),
         "SLURMMESH_JOB_ID": job_id,
         "SLURMMESH_CLUSTER": "local",
-        "SLURMMESH_NODES": str(job.nodes),
+        "SLURMMESH_NODES": str(job.node_range[1] - job.spares),
         "SLURMMESH_SPARES": str(job.spares),
         "SLURMMESH_GPUS_PER_NODE": str(job.gpu_count),
     }

@@ -1,0 +1,150 @@
+"""Handing a job to Slurm, and keeping what was handed over."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurmmesh import folders
+from slurmmesh._version import __version__
+from slurmmesh.errors import SubmitError, UsageError
+from slurmmesh.slurm.client import JobRef, SlurmClient
+from slurmmesh.slurm.hostlists import compress, expand
+from slurmmesh.slurm.job import Resources, SlurmJob
+from slurmmesh.slurm.root import EarlierJobs, prepare_root
+from slurmmesh.slurm.template import command_line_options, render
+
+
+def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> SlurmJob:
+    """Put a job in the queue; returns it with its ``id``.
+
+    What was submitted is kept in the job's folder. ``tell`` gets what sbatch warned of, and what
+    was left out of the job.
+
+    Raises:
+        SubmitError: Slurm is down, refused it, or could never start it.
+        MissingDependencyError: Slurm is not installed.
+        UsageError: a template or folder that cannot be.
+        SetupError: the disk of the job root is full.
+    """
+    root = Path(job.job_root)
+    prepare_root(root)
+    client.wait_until_up()
+    job = without_gone_nodes(job, client, tell)
+    _check_sizes(job, client)
+    earlier = EarlierJobs(root)
+    script = render(job)
+    ref = client.submit(script, command_line_options(job), name=str(job.job_name), warn=tell)
+    earlier.set_aside(ref.id)
+    submitted = dataclasses.replace(job, id=ref.id, cluster=ref.cluster)
+    try:
+        folders.keep_submission(folders.job_folder(root, ref.id), record_of(submitted), script)
+    except OSError as error:
+        tell(f"what was submitted could not be kept in {root}: {error.strerror or error}")
+    return submitted
+
+
+def test(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> str:
+    """What Slurm answers to ``sbatch --test-only``: when and where the job would start.
+
+    Raises as ``submit`` does.
+    """
+    client.wait_until_up()
+    job = without_gone_nodes(job, client, tell)
+    _check_sizes(job, client)
+    return client.test(render(job), command_line_options(job))
+
+
+def without_gone_nodes(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> SlurmJob:
+    """The job with those excluded nodes left out that the cluster no longer has.
+
+    sbatch refuses a job that excludes what is not there. Names in a file are left as they are.
+    """
+    excluded = str(job.exclude or "")
+    if not excluded or "/" in excluded:
+        return job
+    nodes = client.node_names()
+    gone = [host for host in expand(excluded) if host not in nodes]
+    if not nodes or not gone:
+        return job
+    tell(f"--exclude: the cluster has no {compress(gone)} any more; left out")
+    left = [host for host in expand(excluded) if host in nodes]
+    return dataclasses.replace(job, exclude=compress(left) if left else None)
+
+
+def record_of(job: SlurmJob) -> dict[str, Any]:
+    """What ``submit.json`` tells of a submitted job. Values of variables are not among it."""
+    options = dataclasses.asdict(job)
+    options["env"] = sorted(job.env)
+    return {
+        "id": job.id,
+        "cluster": job.cluster,
+        "name": job.job_name,
+        "user": _user(),
+        "host": socket.gethostname(),
+        "submitted": time.time(),
+        "version": __version__,
+        "argv": list(job.argv),
+        "nodes": job.node_count,
+        "spares": job.spares,
+        "options": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in options.items()
+            if value not in (None, (), "", False)
+        },
+    }
+
+
+def load(job_id: str, root: Path) -> SlurmJob:
+    """A job that was submitted earlier, from its folder in ``root`` or in the user's index.
+
+    The values of its ``env`` are not kept, so they are not in it.
+
+    Raises:
+        UsageError: no such job is known here.
+    """
+    folder = folders.find(job_id, root)
+    record = folders.submission(folder) if folder else {}
+    if not record:
+        raise UsageError(
+            f"no job {job_id!r} that slurmmesh submitted is in {root} or in your index: "
+            "`slurmmesh list` shows those that are"
+        )
+    options = {name: value for name, value in record["options"].items() if name != "env"}
+    if controller := options.pop("controller", None):
+        options["controller"] = Resources(**controller)
+    return SlurmJob(**options)
+
+
+def ref_of(job: SlurmJob) -> JobRef:
+    """How Slurm calls a submitted job."""
+    return JobRef(job.id, job.cluster)
+
+
+def _check_sizes(job: SlurmJob, client: SlurmClient) -> None:
+    """Refuse a job that is larger than its partition: many sites let it wait for ever."""
+    if job.clusters:
+        return
+    sizes = client.partition_sizes()
+    least = job.node_range[0]
+    names = str(job.partition or "").split(",")
+    known = [sizes[name] for name in names if name in sizes]
+    if len(known) == len(names) and least > max(known):
+        where = f"partition {job.partition}" if job.partition else "the default partition"
+        raise SubmitError(
+            f"{where} has {max(known)} nodes, but {least} are asked for "
+            "(--nodes and --spares together)",
+            advice="`sinfo -o '%P %D'` lists the partitions; give one with --partition.",
+        )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name
+        return ""
