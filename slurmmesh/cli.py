@@ -15,6 +15,7 @@ commands (each has its own --help):
   submit   run a program on a Slurm cluster, or on this machine
   lab      a real Slurm of several nodes on this machine
   report   a report of a job from its folder
+  config   each setting, its value, and where that comes from
 
 slurmmesh --version prints the version.
 """
@@ -36,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slurmmesh.telemetry.report import main as report
 
             return report(words[1:])
+        case ["config"]:
+            from slurmmesh.submit.config_command import main as config
+
+            return config(words[1:])
         case ["--version"]:
             print(f"slurmmesh {__version__}")
             return EXIT_OK

@@ -27,6 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "sbatch_templates": set(),
     "config": {"errors"},
+    "folders": {"errors"},
+    "record": set(),
     "telemetry": {"errors"},
     "shape": {"errors"},
     "wire": {"errors"},
@@ -43,9 +45,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tensors": {"actors"},
 }
 CODE = ("slurmmesh", "sbatch_templates", "examples", "tests")
-FRONT_DOORS = {"submit", "lab", "cli", "__init__", "__main__"}
-# The writing end of the event log: open to every room.
-OPEN_TO_ALL = {"slurmmesh._version", "slurmmesh.telemetry", "slurmmesh.telemetry.events"}
+FRONT_DOORS = {"submit", "jobs", "lab", "cli", "__init__", "__main__"}
+# The writing end of the event log, the names of job folders, the record in them: open to all.
+OPEN_TO_ALL = {
+    "slurmmesh._version",
+    "slurmmesh.folders",
+    "slurmmesh.record",
+    "slurmmesh.telemetry",
+    "slurmmesh.telemetry.events",
+}
 
 HEAVY = ("torch", "torchft", "numpy", "matplotlib", "rich", "submitit", "cryptography")
 IMPORT_BUDGET_S = 0.1

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from slurmmesh.config import load_settings, make_local_folder
+from slurmmesh.config import load_settings
 from slurmmesh.errors import SetupError, UsageError
+from slurmmesh.folders import make_local_folder
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.endings import explain_errors
 from slurmmesh.hosts.local import start_local_hosts
 from slurmmesh.hosts.mesh import HostMesh
 from slurmmesh.hosts.roster import HostRecord
+from slurmmesh.record import this_process, write_record
 from slurmmesh.shape import Extent, Region
 from slurmmesh.wire.reactor import say
 
@@ -181,6 +186,8 @@ def job_or_local(nodes: int = 1) -> Job:
             job_id, folder = make_local_folder(root)
         except OSError as error:
             raise SetupError(f"a job folder cannot be made in {root}: {error}") from error
+        with contextlib.suppress(OSError):  # without it the job only looks unknown to others
+            write_record(folder, {"job_id": job_id, "nodes": nodes, **_of_this_program()})
         say(f"slurmmesh: local job {job_id}, logs in {folder}")
         return _adopt(lambda: Job(job_id, "local", folder, nodes))
 
@@ -205,6 +212,17 @@ def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
     except BaseException:
         job.close()
         raise
+
+
+def _of_this_program() -> dict[str, Any]:
+    """What a record tells of a program that was not submitted; how it ends nobody will know."""
+    return {
+        "cluster": "local",
+        "argv": list(sys.argv),
+        "cwd": os.getcwd(),
+        **this_process(),
+        "started": time.time(),
+    }
 
 
 _this_host: HostMesh | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from slurmmesh.config import OF_A_JOB
+
 # How to reach the cluster and who one is: not an option of a job.
 _ACCESS = frozenset({"SLURM_CONF", "SLURM_JWT"})
 _SLURM = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMI2_", "PMIX_")
@@ -24,19 +26,7 @@ _DEVICE_MASKS = frozenset(
     }
 )
 # Of the surrounding slurmmesh job and its host.
-_OWN_JOB = frozenset(
-    {
-        "SLURMMESH_JOB_FOLDER",
-        "SLURMMESH_JOB_ID",
-        "SLURMMESH_CLUSTER",
-        "SLURMMESH_NODES",
-        "SLURMMESH_SPARES",
-        "SLURMMESH_GPUS_PER_NODE",
-        "SLURMMESH_STEP_TAG",
-        "SUBMITIT_EXECUTOR",
-        "SUBMITIT_FOLDER",
-    }
-)
+_OWN_JOB = OF_A_JOB | {"SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER"}
 # What tells a step which allocation it belongs to and what that is like. Everything else of
 # Slurm's is an option of some step: of the batch step (its binding, its tasks) or of the user's.
 _ALLOCATION = (

@@ -1,0 +1,27 @@
+"""Settings: from files, profiles and variables, each value with where it comes from.
+
+``docs/settings.md`` tells users how.
+"""
+
+from slurmmesh.config.layers import Layer, Origin, Sourced, merge
+from slurmmesh.config.load import Loaded, load_layers, load_settings
+from slurmmesh.config.nearest import near
+from slurmmesh.config.options import SubmitKey, SubmitKeys
+from slurmmesh.config.settings import SETTINGS, Settings
+from slurmmesh.config.variables import OF_A_JOB
+
+__all__ = [
+    "OF_A_JOB",
+    "SETTINGS",
+    "Layer",
+    "Loaded",
+    "Origin",
+    "Settings",
+    "Sourced",
+    "SubmitKey",
+    "SubmitKeys",
+    "load_layers",
+    "load_settings",
+    "merge",
+    "near",
+]
