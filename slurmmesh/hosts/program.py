@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import runpy
 import signal
@@ -26,6 +25,7 @@ from slurmmesh.errors import (
 )
 from slurmmesh.hosts.endings import explain
 from slurmmesh.hosts.job import Job, start_job
+from slurmmesh.record import this_process, write_record
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -116,7 +116,7 @@ def _record_of(environ: Mapping[str, str]) -> dict[str, Any]:
         "spares": _count(environ.get("SLURMMESH_SPARES")),
         "argv": list(sys.argv),
         "cwd": os.getcwd(),
-        "pid": os.getpid(),
+        **this_process(),
         "started": time.time(),
     }
 
@@ -133,20 +133,14 @@ def _tell_start(record: dict[str, Any]) -> None:
 
 
 def _write_record(record: dict[str, Any]) -> None:
-    """Write ``job.json`` so that a reader sees the old one or the new one, whole.
-
-    Nothing is written where the job has no folder.
-    """
+    """Nothing is written where the job has no folder."""
     folder = os.environ.get("SLURMMESH_JOB_FOLDER")
     if not folder or not os.path.isdir(folder):
         return
-    path = Path(folder, "job.json")
-    draft = path.with_suffix(".tmp")
     try:
-        draft.write_text(json.dumps(record, indent=1) + "\n")
-        draft.replace(path)
+        write_record(Path(folder), record)
     except OSError as error:
-        print(f"slurmmesh: cannot write {path}: {error}", file=sys.stderr)
+        print(f"slurmmesh: cannot write {folder}/job.json: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

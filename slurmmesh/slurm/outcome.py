@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK
+from slurmmesh.record import JobRecord, read_record
 from slurmmesh.slurm import reasons
 from slurmmesh.slurm.client import JobInfo
 from slurmmesh.slurm.states import JobState
 
-
-@dataclass(frozen=True)
-class JobRecord:
-    """What the controller wrote into ``job.json``. ``exit_code`` is None until the program ends."""
-
-    exit_code: int | None = None
+__all__ = ["JobRecord", "Outcome", "explain_waiting", "judge", "never_starts", "read_record"]
 
 
 @dataclass(frozen=True)
@@ -38,19 +32,6 @@ _ENDS = {
     JobState.PREEMPTED: "was preempted by a job of higher priority",
     JobState.REVOKED: "was taken over by another cluster of the federation",
 }
-
-
-def read_record(folder: Path) -> JobRecord | None:
-    """The record in a job folder; None if there is none, or none that can be read yet."""
-    try:
-        content = json.loads((folder / "job.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict):
-        return None
-    code = content.get("exit_code")
-    # A process ends with the low byte of what it was told to.
-    return JobRecord(code & 0xFF if isinstance(code, int) else None)
 
 
 def explain_waiting(info: JobInfo) -> str:
