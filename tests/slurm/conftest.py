@@ -2,16 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmmesh.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+
+# The beginning of a program that starts steps.
+PREAMBLE = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from slurmmesh.slurm.allocation import Allocation
+from slurmmesh.slurm.steps import StepExecutor, StepJob
+
+executor = StepExecutor("steps")
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+"""
+
+
+@pytest.fixture(scope="session")
+def preamble() -> str:
+    """The beginning of a program that starts steps."""
+    return PREAMBLE
+
+
+@pytest.fixture
+def in_an_allocation(lab: Lab, tmp_path: Path) -> Callable[..., Any]:
+    """``in_an_allocation(program, *options)``: the JSON that the program prints last in salloc."""
+
+    def run(program: str, *options: str) -> Any:
+        path = tmp_path / "program.py"
+        path.write_text(PREAMBLE + textwrap.dedent(program))
+        done = lab.run(
+            *("salloc", "--quiet", *options, sys.executable, path),
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT)},
+            check=False,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,46 +22,10 @@ ROOT = Path(__file__).parents[2]
 ALLOCATION = Allocation("12", ("n1", "n2", "n3"), (64, 64, 32), "n1")
 ENVIRON = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 
-PREAMBLE = """
-import json, os, signal, sys, time
-from pathlib import Path
-from slurmmesh.slurm.allocation import Allocation
-from slurmmesh.slurm.steps import StepExecutor
-
-executor = StepExecutor("steps")
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-"""
-
-
-def in_an_allocation(lab: Lab, folder: Path, program: str, *options: str) -> Any:
-    """Run a program inside an allocation; returns the JSON that it prints last."""
-    path = folder / "program.py"
-    path.write_text(PREAMBLE + textwrap.dedent(program))
-    done = lab.run(
-        "salloc",
-        "--quiet",
-        *options,
-        sys.executable,
-        path,
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
 
 @pytest.mark.slurm
-def test_functions_run_as_steps_where_they_are_told(lab: Lab, tmp_path: Path) -> None:
+def test_functions_run_as_steps_where_they_are_told(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         def look(x):
             print("hello from a step", flush=True)
@@ -103,10 +66,10 @@ def test_functions_run_as_steps_where_they_are_told(lab: Lab, tmp_path: Path) ->
 
 
 @pytest.mark.slurm
-def test_what_is_not_asked_for_is_all_that_the_job_has(lab: Lab, tmp_path: Path) -> None:
+def test_what_is_not_asked_for_is_all_that_the_job_has(
+    in_an_allocation: Callable[..., Any],
+) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         look = lambda: [os.environ["SLURM_CPUS_PER_TASK"], os.environ["ROCR_VISIBLE_DEVICES"]]
         executor.update_parameters(nodelist=Allocation.from_env().nodes[0])
@@ -123,10 +86,8 @@ def test_what_is_not_asked_for_is_all_that_the_job_has(lab: Lab, tmp_path: Path)
 
 
 @pytest.mark.slurm
-def test_steps_that_fail_die_or_are_cancelled(lab: Lab, tmp_path: Path) -> None:
+def test_steps_that_fail_die_or_are_cancelled(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         def fail(): raise ValueError("the reason")
         def die(): os.kill(os.getpid(), signal.SIGKILL)
@@ -167,10 +128,8 @@ def test_steps_that_fail_die_or_are_cancelled(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_an_end_is_seen_at_once_by_the_pidfd(lab: Lab, tmp_path: Path) -> None:
+def test_an_end_is_seen_at_once_by_the_pidfd(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         import select
         job = executor.submit(lambda: 7)
@@ -191,10 +150,10 @@ def test_an_end_is_seen_at_once_by_the_pidfd(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_a_ctrl_c_at_the_terminal_does_not_reach_the_steps(lab: Lab, tmp_path: Path) -> None:
+def test_a_ctrl_c_at_the_terminal_does_not_reach_the_steps(
+    in_an_allocation: Callable[..., Any],
+) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         signal.signal(signal.SIGINT, lambda *_: None)
         def stay():
@@ -212,10 +171,8 @@ def test_a_ctrl_c_at_the_terminal_does_not_reach_the_steps(lab: Lab, tmp_path: P
 
 
 @pytest.mark.slurm
-def test_a_step_of_several_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_a_step_of_several_nodes(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         from submitit import JobEnvironment
         def look():
@@ -234,11 +191,11 @@ def test_a_step_of_several_nodes(lab: Lab, tmp_path: Path) -> None:
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_the_death_of_one_node_leaves_the_other_steps(
-    tmp_path: Path, wait_until: Callable[[Callable[[], object]], None]
+    tmp_path: Path, preamble: str, wait_until: Callable[[Callable[[], object]], None]
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(
-        PREAMBLE
+        preamble
         + textwrap.dedent(
             """
             def stay():
@@ -317,10 +274,8 @@ def test_the_options_of_srun() -> None:
 
 
 @pytest.mark.slurm
-def test_submitits_auto_executor_finds_it(lab: Lab, tmp_path: Path) -> None:
+def test_submitits_auto_executor_finds_it(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
-        lab,
-        tmp_path,
         """
         import submitit
         from submitit.core import plugins
