@@ -97,6 +97,8 @@ def _run_here(plan: Plan, interrupts: Interrupts) -> int:
     _check_hosts(job)
     if plan.test_only:
         raise UsageError("--test-only asks Slurm; this machine has no queue")
+    if job.container:
+        raise UsageError("--container needs Slurm: on this machine programs run without an image")
     if unused := plan.only_for_slurm:
         tell(f"not used on this machine: {', '.join(unused)}")
     if job.gpu_count and not has_gpus():
