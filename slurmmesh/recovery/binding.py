@@ -10,11 +10,12 @@ from typing import Any
 import torchft.manager
 from torch.distributed import TCPStore
 
+from slurmmesh.wire.addresses import family_of, in_url
+
 
 def make_store(address: str) -> TCPStore:
     """Host a TCPStore on a free port of ``address``."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
         port = int(listener.getsockname()[1])
@@ -38,8 +39,7 @@ def manager_at(address: str) -> Iterator[None]:
 
     def bound(*, bind: str, **options: Any) -> Any:
         port = bind.rpartition(":")[2]
-        host = f"[{address}]" if ":" in address else address
-        return original(bind=f"{host}:{port}", **options)
+        return original(bind=f"{in_url(address)}:{port}", **options)
 
     torchft.manager.ManagerServer = bound  # type: ignore[assignment,misc]
     try:

@@ -21,6 +21,7 @@ from slurmmesh.hosts import HostMesh
 from slurmmesh.recovery.requirements import PRELOAD
 from slurmmesh.recovery.settings import RecoverySettings
 from slurmmesh.supervision import Supervision
+from slurmmesh.wire.addresses import family_of, in_url
 
 PORTS = range(20000, 30000)
 """Below what Linux hands out by itself, so that nobody is given the port during a restart."""
@@ -37,8 +38,7 @@ def free_port(address: str, ports: range = PORTS, tries: int = 200) -> int:
     """
     for left in reversed(range(tries)):
         port = random.choice(ports)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address, port))
                 probe.listen(1)
@@ -52,8 +52,7 @@ def free_port(address: str, ports: range = PORTS, tries: int = 200) -> int:
 
 def url(address: str, port: int) -> str:
     """The Lighthouse's address as TorchFT wants it."""
-    host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{port}"
+    return f"http://{in_url(address)}:{port}"
 
 
 class LighthouseActor(Actor):

@@ -21,6 +21,7 @@ from slurmmesh.recovery.gloo import AbortableGloo
 from slurmmesh.recovery.membership import Membership, member_name
 from slurmmesh.recovery.quorum import QuorumClient
 from slurmmesh.recovery.transport import SecureTransport
+from slurmmesh.wire.addresses import in_url
 from slurmmesh.wire.identity import Credentials
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class Replica:
                 store_port=place.store[1],
                 lighthouse_addr=place.lighthouse,
                 replica_id=member_name(place.replica, place.incarnation),
-                hostname=self.address,
+                hostname=in_url(self.address),
                 heartbeat_interval=timedelta(seconds=settings.heartbeat_interval_s),
                 checkpoint_transport=self.transport,
                 init_sync=settings.init_sync,

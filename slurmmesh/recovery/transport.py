@@ -25,6 +25,7 @@ from torchft.checkpointing.transport import CheckpointTransport
 
 from slurmmesh.errors import IdentityError
 from slurmmesh.recovery.packing import Packed, make_room, pack
+from slurmmesh.wire.addresses import family_of
 from slurmmesh.wire.codec import memory_of
 from slurmmesh.wire.identity import Credentials, client_context, peer_name, server_context
 
@@ -75,8 +76,7 @@ class SecureTransport(CheckpointTransport[Any]):
         self._sending = 0
         self._waiting = 0
         self._closed = False
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=128)
+        self._listener = socket.create_server((address, 0), family=family_of(address), backlog=128)
         self._address = (address, int(self._listener.getsockname()[1]))
         threading.Thread(target=self._accept, name="state-server", daemon=True).start()
 

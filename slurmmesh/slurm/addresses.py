@@ -16,7 +16,7 @@ from slurmmesh.errors import ConfigError, SetupError
 
 LOOPBACK = "loopback"
 _WISH = "(--interface, SLURMMESH_INTERFACE)"
-_TOGETHER = "Slurm reaches every node by loopback: all are on this machine"
+_TOGETHER = "all nodes of the job go by loopback: they are on this machine"
 
 
 @dataclass(frozen=True)

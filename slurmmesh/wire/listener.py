@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from slurmmesh.wire.addresses import family_of
 from slurmmesh.wire.reactor import READ, Reactor, say
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -28,8 +29,7 @@ class Listener:
         make_link: Callable[[socket.socket], Any],
         address: str = "",
     ) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._sock = socket.create_server((address, 0), family=family, backlog=1024)
+        self._sock = socket.create_server((address, 0), family=family_of(address), backlog=1024)
         self._sock.setblocking(False)
         self._reactor = reactor
         self._context = context

@@ -179,7 +179,7 @@ def test_loopback_where_no_other_node_is_or_slurm_says_so_of_all() -> None:
         alone("no other node has to reach this one"),
     )
     assert chosen("", HERE, HERE).address == "127.0.0.1"
-    assert chosen("", HERE).why == "Slurm reaches every node by loopback: all are on this machine"
+    assert chosen("", HERE).why == "all nodes of the job go by loopback: they are on this machine"
     assert chosen("lo", HERE).address == "127.0.0.1"
     assert chosen("ib0", HERE).address == "10.8.0.1"
     assert chosen("", HERE, here=[]).address == "127.0.0.1"

@@ -193,7 +193,7 @@ def test_slurm_was_told_loopback_for_all(
     scontrol(fake, monkeypatch, n1="127.0.0.1", **told)
     [choice] = ALLOCATION.own_addresses()
     assert choice.is_loopback
-    assert "Slurm reaches every node by loopback" in choice.why
+    assert "all nodes of the job go by loopback" in choice.why
 
 
 def test_one_node_elsewhere_and_loopback_is_out(
