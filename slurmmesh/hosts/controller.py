@@ -118,6 +118,8 @@ class Controller:
                 mesh=name,
                 ranks=list(range(total)),
                 hosts=[self.hosts[place.host].name for place in places],
+                sizes=dict(region.extent),
+                supervised=supervise is not None,
             )
             self._life.start(mesh, tuple(range(total)), 0)
         return ProcMesh(self, mesh.id, name, region, itertools.count(1))

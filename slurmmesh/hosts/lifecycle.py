@@ -232,6 +232,8 @@ class Lifecycle:
                 self._give_up(mesh, action)
 
     def _give_up(self, mesh: MeshRecord, action: Escalate) -> None:
+        ranks = list(action.ranks)
+        self._emit("ranks_given_up", mesh=mesh.name, ranks=ranks, reason=action.reason)
         last = action.causes[-1]
         lost = last.kind == "host_lost"
         if len(action.ranks) == len(mesh.ranks):
