@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurmmesh.config.networks import network_items
 
 PREFIX = "SLURMMESH_"
 
@@ -21,8 +22,8 @@ class Settings:
         slurm_patience_s: how long to go on asking while slurmctld refuses connections, as it
             does while it restarts.
         stop_grace_s: how long a stopped local job may take to end in order before it is killed.
-        interface: the network by which the nodes of a job reach each other: the name of an
-            interface, or a network such as ``10.8.0.0/16``; empty for the one that Slurm uses.
+        interface: by what the nodes of a job reach each other: interfaces and networks such as
+            ``ib0,10.8.0.0/16``, see ``networks.py``; empty for the network that Slurm uses.
     """
 
     job_root: Path
@@ -58,15 +59,8 @@ def _seconds(value: str | float) -> float:
 
 
 def _network(value: str | float) -> str:
-    """An interface's name is looked for on the nodes; a network can be checked here."""
     text = str(value).strip()
-    if "/" in text:
-        try:
-            ipaddress.ip_network(text, strict=False)
-        except ValueError as error:
-            raise ValueError(
-                f"is no network: {error}; give one such as 10.8.0.0/16, or the name of an interface"
-            ) from None
+    network_items(text)
     return text
 
 

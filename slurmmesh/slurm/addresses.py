@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmmesh.config.networks import network_items
 from slurmmesh.errors import ConfigError, SetupError
 
 LOOPBACK = "loopback"
@@ -150,19 +151,10 @@ def parse_wish(text: str) -> Wish:
         ConfigError: it is no such list.
     """
     text = text.strip()
-    listed = text.removeprefix("^")
-    items = tuple(item.strip() for item in listed.split(",")) if text else ()
-    for item in items:
-        if not item.removeprefix("=") or "^" in item or re.search(r"\s", item):
-            raise ConfigError(
-                f"interface {text!r} {_WISH} is no list of interfaces or networks: give such as "
-                "ib0, hsn, 10.8.0.0/16, several by commas, or ^docker0,virbr0 to leave some out"
-            )
-        if ("/" in item or ":" in item) and _network(item) is None:
-            raise ConfigError(
-                f"interface {text!r} {_WISH}: {item} is no network; give one such as 10.8.0.0/16 "
-                "or fd00:8::/64, or the name of an interface"
-            )
+    try:
+        items = network_items(text)
+    except ValueError as error:
+        raise ConfigError(f"interface {text!r} {_WISH} {error}") from None
     return Wish(text, items, excluding=text.startswith("^"))
 
 

@@ -149,7 +149,12 @@ def test_a_name_that_cannot_be_one_has_no_address(name: str) -> None:
 @pytest.mark.usefixtures("two_networks", "no_scontrol")
 def test_the_setting_picks_the_network(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     names({"n2": ["10.1.0.2"]})
-    for wanted, address in (("ib0", "10.8.0.1"), ("fd08::/64", "fd08::1"), ("ib", "10.8.0.1")):
+    for wanted, address in (
+        ("ib0", "10.8.0.1"),
+        ("fd08::/64", "fd08::1"),
+        ("hsn,10.8.0.0/16", "10.8.0.1"),
+        ("^eth0", "10.8.0.1"),
+    ):
         monkeypatch.setenv("SLURMMESH_INTERFACE", wanted)
         assert ALLOCATION.own_addresses()[0].address == address
     monkeypatch.setenv("SLURMMESH_INTERFACE", "hsn0")
