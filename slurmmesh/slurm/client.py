@@ -1,61 +1,34 @@
-"""Calls of Slurm's commands, and their answers as plain data."""
+"""Calls of Slurm's commands: bounded in time and number, on sites of every kind."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from slurmmesh.config import Settings
-from slurmmesh.slurm import environment, refusals
+from slurmmesh.errors import MissingDependencyError, SubmitError
+from slurmmesh.slurm import environment, marked, queries, refusals, sbatch_answer
 from slurmmesh.slurm.commands import Answer, is_installed, run
-from slurmmesh.slurm.states import JobState, parse_state
+from slurmmesh.slurm.ids import JobRef
+from slurmmesh.slurm.jobinfo import JobInfo, leading, select
+from slurmmesh.slurm.jobjson import parse_squeue_json
+from slurmmesh.slurm.pacing import RateLimit, back_off
+
+__all__ = ["JobInfo", "JobRef", "SlurmClient"]
 
 _PING_TIMEOUT_S = 6.0
+# The database may be slow, and is never needed.
+_SACCT_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.25
-_JOB_ID = re.compile(r"(\d+)(?:;(\S+))?")
-# Every field bounded by a mark that none of them can hold.
-_JOB_FIELDS = "JobID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,BatchHost:|"
-
-
-@dataclass(frozen=True)
-class JobRef:
-    """A job and, in a federation or with several clusters, the cluster that has it."""
-
-    id: str
-    cluster: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.id};{self.cluster}" if self.cluster else self.id
-
-    @property
-    def options(self) -> list[str]:
-        """What later commands need to find the job."""
-        return ["-M", self.cluster] if self.cluster else []
-
-
-@dataclass(frozen=True)
-class JobInfo:
-    """What squeue tells about a job.
-
-    Attributes:
-        reason: why it waits or ended, in Slurm's words.
-        nodes: host list of its allocation; empty if it never had one.
-        exit_code, signal: of the batch script, once the job is over; else 0.
-        restarts: how often Slurm started it again.
-        batch_host: the node of its batch script, that is of the controller, also after Slurm has
-            dropped that node from the allocation; empty if it has not started.
-    """
-
-    state: JobState
-    reason: str = ""
-    nodes: str = ""
-    exit_code: int = 0
-    signal: int = 0
-    restarts: int = 0
-    batch_host: str = ""
+_LONGEST_PAUSE_S = 8.0
+# A command line holds so many ids with ease.
+_IDS_AT_ONCE = 500
+# Of this process, all clients and all threads together.
+_LIMIT = RateLimit(per_second=5.0, burst=20)
 
 
 class SlurmClient:
@@ -73,6 +46,7 @@ class SlurmClient:
         self._settings = settings
         self._environ = os.environ if environ is None else environ
         self._interrupted = interrupted
+        self._has_accounting = True
 
     def why_not(self) -> str:
         """Why there is no Slurm to use here, in words; empty if it answers. Takes seconds at most.
@@ -82,7 +56,7 @@ class SlurmClient:
         if not is_installed("sbatch", self._environ):
             return "sbatch is not installed"
         answer = self._ping()
-        return "" if _is_up(answer) else refusals.down(_words(answer)).message
+        return "" if queries.is_up(answer.stdout) else refusals.down(answer.words).message
 
     def wait_until_up(self) -> None:
         """Return when slurmctld answers, going on for ``settings.slurm_patience_s``.
@@ -91,17 +65,13 @@ class SlurmClient:
             SubmitError: it does not, or Slurm is not set up here.
             MissingDependencyError: Slurm is not installed.
         """
-        deadline = time.monotonic() + self._settings.slurm_patience_s
-        pause = _FIRST_PAUSE_S
+        pauses = self._pauses(self._settings.slurm_patience_s)
         while True:
             answer = self._ping()
-            if _is_up(answer):
+            if queries.is_up(answer.stdout):
                 return
-            error = refusals.down(_words(answer))
-            configured = not refusals.is_not_configured(_words(answer))
-            if not configured or not self._pause(pause, deadline):
-                raise error
-            pause *= 2
+            if refusals.is_not_configured(answer.words) or not next(pauses):
+                raise refusals.down(answer.words)
 
     def submit(
         self,
@@ -116,7 +86,7 @@ class SlurmClient:
         Args:
             script: with surrogate escapes for bytes that are no UTF-8.
             options: of sbatch, beside those in the script.
-            name: of the job, for messages.
+            name: of the job, for messages and to know it again.
             warn: gets each line that a successful sbatch complains.
 
         Raises:
@@ -126,53 +96,48 @@ class SlurmClient:
         argv = ["sbatch", "--parsable", *options]
         environ = self._submit_environ()
         deadline = time.monotonic() + self._settings.slurm_timeout_s
-        pause = _FIRST_PAUSE_S
+        pauses = self._pauses(self._settings.slurm_timeout_s)
         while True:
             left = max(1.0, deadline - time.monotonic())
             answer = self._run(argv, timeout_s=left, environ=environ, stdin=os.fsencode(script))
-            if ref := parse_job_ref(answer.stdout):
-                for line in answer.stderr.splitlines():
+            if ref := self._submitted(answer, name):
+                for line in (*sbatch_answer.oddities(answer), *answer.stderr.splitlines()):
                     warn(line)
                 return ref
-            said = _words(answer)
-            if answer.returncode is None or refusals.is_unanswered(said):
-                raise refusals.unanswered(said, name)
-            if not refusals.is_unreached(said):
-                raise refusals.refused(said)
-            if not self._pause(pause, deadline):
-                raise refusals.down(said)
-            pause *= 2
-
-    def test(self, script: str, options: Sequence[str] = ()) -> str:
-        """What sbatch says to a job that it only shall test: when and where it would start.
-
-        Raises as ``submit`` does.
-        """
-        answer = self._run(
-            ["sbatch", "--test-only", *options],
-            environ=self._submit_environ(),
-            stdin=os.fsencode(script),
-        )
-        said = _words(answer)
-        if answer.ok:
-            return refusals.error_line(said)
-        raise refusals.down(said) if answer.returncode is None else refusals.refused(said)
+            if error := sbatch_answer.failure(answer, name):
+                raise error
+            if not next(pauses):
+                raise refusals.down(answer.words)
 
     def job(self, ref: JobRef) -> JobInfo | None:
-        """The job as squeue shows it; None if Slurm no longer knows it.
+        """The job as Slurm shows it; None if Slurm no longer knows it.
 
-        Slurm forgets a job some minutes after its end.
+        Slurm forgets a job some minutes after its end, but for the accounting where there is one.
+        Of several tasks or components it is the one that tells how all of them stand together.
 
         Raises:
             SubmitError: Slurm does not answer.
         """
-        argv = ["squeue", *ref.options, "--noheader", "--states=all", "--jobs", ref.id]
-        answer = self._run([*argv, "--Format", _JOB_FIELDS])
-        if info := parse_job_info(answer.stdout, ref):
-            return info
-        if answer.ok or "Invalid job id" in answer.stderr:
-            return None
-        raise refusals.down(_words(answer))
+        return leading(self._ask([ref], ref.cluster, itertools.repeat(False)).values())
+
+    def jobs(self, refs: Iterable[JobRef]) -> dict[JobRef, JobInfo]:
+        """What Slurm knows of many jobs, in few questions; those it has forgotten are left out.
+
+        The tasks of an array and the components of a heterogeneous job stand there one by one,
+        under ids of their own (``123_4``, ``123+1``).
+
+        Raises:
+            SubmitError: Slurm does not answer, not even after ``settings.slurm_patience_s``.
+        """
+        pauses = self._pauses(self._settings.slurm_patience_s)
+        found: dict[JobRef, JobInfo] = {}
+        by_cluster: dict[str, list[JobRef]] = {}
+        for ref in dict.fromkeys(refs):
+            by_cluster.setdefault(ref.cluster, []).append(ref)
+        for cluster, group in by_cluster.items():
+            for start in range(0, len(group), _IDS_AT_ONCE):
+                found.update(self._ask(group[start : start + _IDS_AT_ONCE], cluster, pauses))
+        return found
 
     def cancel(self, ref: JobRef) -> None:
         """End a job: one that waits leaves the queue, one that runs gets SIGTERM, then SIGKILL.
@@ -182,39 +147,43 @@ class SlurmClient:
         Raises:
             SubmitError: Slurm does not answer.
         """
-        deadline = time.monotonic() + self._settings.slurm_timeout_s
-        pause = _FIRST_PAUSE_S
-        while True:
-            answer = self._run(["scancel", *ref.options, ref.id])
-            said = _words(answer)
-            if answer.ok or re.search("already complet|Invalid job id", said):
-                return
-            if not self._pause(pause, deadline):
-                raise refusals.down(said)
-            pause *= 2
+        self._until_answered(["scancel", *ref.options, ref.id], "already complet|Invalid job id")
 
     def requeue(self, ref: JobRef) -> None:
-        """Have Slurm end a job and start it again. Of an array give the task, or all start again.
+        """Have Slurm end a job and start it again; of an array only the tasks that ``ref`` names.
 
         Raises:
-            SubmitError: Slurm does not answer, or may not requeue the job.
+            SubmitError: Slurm does not answer, or may not start the job again.
         """
-        answer = self._run(["scontrol", *ref.options, "requeue", ref.id])
-        if not answer.ok:
-            raise refusals.refused(_words(answer))
+        self._until_answered(["scontrol", *ref.options, "requeue", ref.id])
+
+    def test(self, script: str, options: Sequence[str] = ()) -> str:
+        """When and where a batch script would start, in Slurm's words. Nothing is submitted.
+
+        Raises:
+            SubmitError: Slurm does not answer, or would refuse the job.
+        """
+        answer = self._until_answered(
+            ["sbatch", "--test-only", *options],
+            environ=self._submit_environ(),
+            stdin=os.fsencode(script),
+        )
+        told = re.findall(r"Job \S+ to start at .*", answer.words)
+        return told[-1] if told else answer.words.strip()
 
     def node_names(self) -> frozenset[str]:
-        """The nodes that the cluster has; empty if Slurm does not tell."""
-        answer = self._run(["sinfo", "--all", "--noheader", "--Node", "--format", "%N"])
-        return frozenset(line.strip() for line in answer.stdout.splitlines())
+        """All nodes of the cluster. Empty if Slurm does not tell."""
+        answer = self._run(["sinfo", "--all", "--noheader", "--Node", "--format", "%N|"])
+        return queries.parse_node_names(answer.stdout)
 
-    def partition_sizes(self) -> dict[str, int]:
+    def partition_sizes(self, clusters: str = "") -> dict[str, int]:
         """Nodes of each partition, down ones included; the default one also stands under ``""``.
 
-        Empty if Slurm does not tell.
+        Of several clusters the largest partition of a name counts. Empty if Slurm does not tell.
         """
-        answer = self._run(["sinfo", "--all", "--noheader", "--format", "%P|%D"])
-        return parse_partition_sizes(answer.stdout)
+        where = ["-M", clusters] if clusters else []
+        answer = self._run(["sinfo", *where, "--all", "--noheader", "--format", "%P|%D"])
+        return queries.parse_partition_sizes(answer.stdout)
 
     def node_addresses(self, nodes: Sequence[str]) -> dict[str, str]:
         """What Slurm uses to reach each node: an address or a host name.
@@ -224,12 +193,114 @@ class SlurmClient:
         if not is_installed("scontrol", self._environ):
             return {}
         answer = self._run(["scontrol", "--oneliner", "show", "node", ",".join(nodes)])
-        return parse_node_addresses(answer.stdout)
+        return queries.parse_node_addresses(answer.stdout)
 
-    def _pause(self, seconds: float, deadline: float) -> bool:
-        """Wait before asking again; false if there is no time left for that."""
+    def _until_answered(self, argv: Sequence[str], fine: str = "(?!)", **how: Any) -> Answer:
+        """Run a command that may be run twice; what it says in the words of ``fine`` is no error.
+
+        Raises:
+            SubmitError: it failed, or got no answer within ``settings.slurm_timeout_s``.
+        """
+        pauses = self._pauses(self._settings.slurm_timeout_s)
+        while True:
+            answer = self._run(argv, **how)
+            if answer.ok or re.search(fine, answer.words):
+                return answer
+            if not _may_pass(answer):
+                raise refusals.refused(answer.words)
+            if not next(pauses):
+                raise refusals.down(answer.words)
+
+    def _submitted(self, answer: Answer, name: str) -> JobRef | None:
+        """The job that sbatch made; None if there is none.
+
+        Where what sbatch printed can be read in more than one way, squeue is asked.
+
+        Raises:
+            SubmitError: there may be one, but squeue does not answer.
+        """
+        certain, candidates = sbatch_answer.candidates(answer)
+        if certain or not candidates:
+            return certain
+        try:
+            known = self.jobs(candidates)
+        except SubmitError:
+            if answer.ok or refusals.is_refusal(answer.words):
+                return sbatch_answer.best_guess(answer)
+            raise refusals.unanswered(answer.words, name) from None
+        for ref in reversed(candidates):
+            if any(not name or info.name == name.strip() for info in select(ref, known).values()):
+                return ref
+        return sbatch_answer.best_guess(answer)
+
+    def _ask(
+        self, refs: Sequence[JobRef], cluster: str, pauses: Iterable[bool]
+    ) -> dict[JobRef, JobInfo]:
+        """What squeue knows of these jobs of one cluster, and of those it has forgotten sacct."""
+        known = self._squeue(refs, cluster, pauses)
+        found: dict[JobRef, JobInfo] = {}
+        forgotten: list[JobRef] = []
+        for ref in refs:
+            selected = select(ref, known)
+            found.update(selected)
+            if not selected:
+                forgotten.append(ref)
+        if forgotten and self._has_accounting:
+            known = self._sacct(forgotten, cluster)
+            for ref in forgotten:
+                found.update(select(ref, known))
+        return found
+
+    def _squeue(
+        self, refs: Sequence[JobRef], cluster: str, pauses: Iterable[bool]
+    ) -> dict[JobRef, JobInfo]:
+        """Raises SubmitError."""
+        which = _which(refs, cluster)
+        options = ["--all", "--array", "--states=all"]
+        go_on = iter(pauses)
+        while True:
+            mark = marked.new_mark()
+            form = marked.squeue_format(queries.SQUEUE_COLUMNS, mark)
+            answer = self._run(["squeue", *which, *options, "--Format", form])
+            jobs = queries.parse_squeue(answer.stdout, mark, cluster)
+            if jobs is not None and answer.returncode is not None:
+                return jobs
+            if "Invalid job id" in answer.stderr:  # it was the only one asked for
+                return {}
+            if _may_pass(answer):
+                if next(go_on):
+                    continue
+                raise refusals.no_answer(answer.words)
+            # A script around squeue has its own idea of the table, or squeue lacks a column.
+            told = self._run(["squeue", *which, *options, "--json"])
+            jobs = parse_squeue_json(told.stdout, time.time(), cluster)
+            if jobs is None:
+                raise refusals.no_answer(answer.words)
+            return jobs
+
+    def _sacct(self, refs: Sequence[JobRef], cluster: str) -> dict[JobRef, JobInfo]:
+        """Empty where there is no accounting; then it is not asked again."""
+        mark = marked.new_mark()
+        options = marked.sacct_options(queries.SACCT_COLUMNS, mark)
+        argv = ["sacct", *_which(refs, cluster), "--allocations", *options]
+        try:
+            answer = self._run(argv, timeout_s=_SACCT_TIMEOUT_S)
+        except MissingDependencyError:
+            self._has_accounting = False
+            return {}
+        self._has_accounting = answer.ok
+        return queries.parse_sacct(answer.stdout, mark, cluster) if answer.ok else {}
+
+    def _pauses(self, seconds: float) -> Iterator[bool]:
+        """Each item is a pause before asking again; false if there is no time left for one."""
+        deadline = time.monotonic() + seconds
+        for pause in back_off(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+            yield time.monotonic() + pause <= deadline and self._sleep(pause)
+
+    def _sleep(self, seconds: float) -> bool:
+        """Whether that was not interrupted."""
         end = time.monotonic() + seconds
-        while not self._interrupted() and end <= deadline:
+        while not self._interrupted():
             left = end - time.monotonic()
             if left <= 0:
                 return True
@@ -251,6 +322,7 @@ class SlurmClient:
         environ: Mapping[str, str] | None = None,
         stdin: bytes = b"",
     ) -> Answer:
+        self._sleep(_LIMIT.reserve(time.monotonic()))
         return run(
             argv,
             environ=environ or environment.for_client(self._environ),
@@ -260,64 +332,14 @@ class SlurmClient:
         )
 
 
-def parse_job_ref(stdout: str) -> JobRef | None:
-    """The job of ``sbatch --parsable``: its last line that is ``123`` or ``123;cluster``.
-
-    Sites print banners and warnings around it.
-    """
-    for line in reversed(stdout.splitlines()):
-        if match := _JOB_ID.fullmatch(line.strip()):
-            return JobRef(match[1], match[2] or "")
-    return None
+def _which(refs: Sequence[JobRef], cluster: str) -> list[str]:
+    where = ["-M", cluster] if cluster else []
+    return [*where, "--jobs", ",".join(dict.fromkeys(ref.asked for ref in refs))]
 
 
-def parse_job_info(stdout: str, ref: JobRef) -> JobInfo | None:
-    """The line of squeue about the job; None if there is none."""
-    for line in stdout.splitlines():
-        fields = line.split("|")
-        if len(fields) < 6 or fields[0].strip() != ref.id:
-            continue
-        state, reason, nodes, status, restarts = (field.strip() for field in fields[1:6])
-        raw = int(status) if status.isdigit() else 0
-        return JobInfo(
-            state=parse_state(state),
-            reason=reason,
-            nodes=nodes,
-            exit_code=(raw >> 8) & 0xFF,
-            signal=raw & 0x7F,
-            restarts=int(restarts) if restarts.isdigit() else 0,
-            batch_host=fields[6].strip() if len(fields) > 6 else "",
-        )
-    return None
-
-
-def parse_partition_sizes(stdout: str) -> dict[str, int]:
-    """``main*|4`` to ``{"main": 4, "": 4}``."""
-    sizes: dict[str, int] = {}
-    for line in stdout.splitlines():
-        name, bar, count = line.strip().partition("|")
-        if bar and count.isdigit():
-            sizes[name.removesuffix("*")] = int(count)
-            if name.endswith("*"):
-                sizes[""] = int(count)
-    return sizes
-
-
-def parse_node_addresses(stdout: str) -> dict[str, str]:
-    """NodeName to NodeAddr (or NodeHostName) of ``scontrol --oneliner show node``."""
-    found: dict[str, str] = {}
-    for line in stdout.splitlines():
-        name = re.match(r"NodeName=(\S+)", line)
-        address = re.search(r" NodeAddr=(\S+)", line) or re.search(r" NodeHostName=(\S+)", line)
-        if name and address:
-            found[name[1]] = address[1]
-    return found
-
-
-def _is_up(ping: Answer) -> bool:
-    """Whether one of the cluster's controllers is up; the backup will do."""
-    return re.search(r"\bUP\b", ping.stdout) is not None
-
-
-def _words(answer: Answer) -> str:
-    return f"{answer.stdout}\n{answer.stderr}"
+def _may_pass(answer: Answer) -> bool:
+    """Whether a command failed for want of an answer, which another try may get."""
+    said = answer.words
+    if answer.ok:
+        return False
+    return answer.returncode is None or refusals.is_unreached(said) or refusals.is_unanswered(said)

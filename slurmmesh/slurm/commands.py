@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurmmesh.errors import MissingDependencyError
+from slurmmesh.errors import MissingDependencyError, SubmitError
 
 _LOOK_EVERY_S = 0.05
 # A command that was interrupted gets this long to answer, so that its job is known.
@@ -29,6 +29,11 @@ class Answer:
     @property
     def ok(self) -> bool:
         return self.returncode == 0
+
+    @property
+    def words(self) -> str:
+        """All that it said."""
+        return f"{self.stdout}\n{self.stderr}"
 
 
 def is_installed(command: str, environ: Mapping[str, str]) -> bool:
@@ -51,6 +56,7 @@ def run(
 
     Raises:
         MissingDependencyError: the command is not installed.
+        SubmitError: it cannot be run: no program of this machine, or no leave to run it.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -67,6 +73,11 @@ def run(
             f"{argv[0]} is not installed here: go to a machine that has Slurm's commands, or on "
             "Debian and Ubuntu `apt-get install slurm-client`"
         ) from None
+    except OSError as error:
+        raise SubmitError(
+            f"{argv[0]} cannot be run here: {error.strerror}",
+            advice=f"See what {shutil.which(argv[0], path=environ.get('PATH'))} is.",
+        ) from error
     told = False
     output: bytes | None = stdin
     while True:

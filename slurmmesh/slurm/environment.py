@@ -9,21 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slurmmesh.config import OF_A_JOB
+from slurmmesh.config import NODE_FOLDER, OF_A_JOB
 
 # How to reach the cluster and who one is: not an option of a job.
-_ACCESS = frozenset({"SLURM_CONF", "SLURM_JWT"})
-_SLURM = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMI2_", "PMIX_")
-_CLIENT_OPTIONS = ("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SSTAT_", "SPRIO_", "SSHARE_")
-# Set by Slurm for the devices of the job one is in; wrong in any other job.
-_DEVICE_MASKS = frozenset(
-    {
-        "ROCR_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "CUDA_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "ZE_AFFINITY_MASK",
-    }
+_ACCESS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"})
+_SLURM = (
+    *("SLURM_", "SLURMD_", "SLURMSTEPD_", "_SLURM_", "SPANK_"),
+    *("SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMI2_", "PMIX_"),
+)
+_CLIENT_OPTIONS = (
+    *("SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_", "SSTAT_", "SPRIO_", "SSHARE_"),
+)
+# The commands then print moments as seconds since 1970, which no change of the clock doubles.
+_CLIENT_SETTINGS = {"SLURM_TIME_FORMAT": "%s"}
+# Set by Slurm for the devices and the network of the job one is in; wrong in any other job.
+_DEVICES = (
+    *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    *("GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+    *("SLINGSHOT_DEVICES", "SLINGSHOT_SVC_IDS", "SLINGSHOT_TCS", "SLINGSHOT_VNIS"),
+)
+# Set for the ranks of a job, by us, torchrun or mpirun.
+_RANKS = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_", "OMPI_COMM_WORLD_", "MPI_LOCAL"),
 )
 # Of the surrounding slurmmesh job and its host.
 _OWN_JOB = OF_A_JOB | {"SUBMITIT_EXECUTOR", "SUBMITIT_FOLDER"}
@@ -45,18 +54,23 @@ _STEP_OPTIONS = frozenset({"SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES"})
 
 
 def for_client(environ: Mapping[str, str]) -> dict[str, str]:
-    """For squeue, scontrol, scancel, sinfo: nothing that changes what they show."""
-    return _without(environ, (*_SLURM, *_CLIENT_OPTIONS))
+    """For squeue, scontrol, scancel, sinfo, sacct: nothing that changes what they show."""
+    return {**_without(environ, (*_SLURM, *_CLIENT_OPTIONS)), **_CLIENT_SETTINGS}
 
 
 def for_submit(environ: Mapping[str, str]) -> dict[str, str]:
     """For sbatch, and so for the new job: nothing of a job one may be in, nor of its shell.
 
-    The masks of visible devices go only if they come from a surrounding job.
+    What users set too, such as masks of visible devices and MASTER_PORT, goes only if it comes
+    from a surrounding job.
     """
-    clean = _without(environ, _SLURM)
-    for name in _OWN_JOB | (_DEVICE_MASKS if "SLURM_JOB_ID" in environ else frozenset()):
+    in_slurm = "SLURM_JOB_ID" in environ
+    in_job = in_slurm or "SLURMMESH_JOB_FOLDER" in environ
+    clean = _without(environ, _SLURM + _DEVICES * in_slurm + _RANKS * in_job)
+    for name in _OWN_JOB:
         clean.pop(name, None)
+    if home := environ.get(NODE_FOLDER):
+        clean = {k: v for k, v in clean.items() if not v.startswith(f"{home}/")}
     return clean
 
 

@@ -34,6 +34,9 @@ class JobState(str, Enum):
     DEADLINE = "DEADLINE"
     PREEMPTED = "PREEMPTED"
     REVOKED = "REVOKED"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    EXPEDITING = "EXPEDITING"
     UNKNOWN = "UNKNOWN"
 
     @property
@@ -61,6 +64,8 @@ _WAITING = frozenset(
         JobState.REQUEUE_HOLD,
         JobState.RESV_DEL_HOLD,
         JobState.SPECIAL_EXIT,
+        JobState.POWER_UP_NODE,
+        JobState.EXPEDITING,
     }
 )
 _OVER = frozenset(
@@ -79,7 +84,7 @@ _OVER = frozenset(
     }
 )
 # Newer Slurm gives a base state with flags beside it: while one of these stands, the job is not
-# where its base state says.
+# where its base state says. The first of them rules.
 _FLAGS_THAT_RULE = (
     JobState.COMPLETING,
     JobState.REQUEUED,
@@ -87,28 +92,74 @@ _FLAGS_THAT_RULE = (
     JobState.REQUEUE_HOLD,
     JobState.RESV_DEL_HOLD,
     JobState.SPECIAL_EXIT,
+    JobState.EXPEDITING,
+    JobState.REVOKED,
     JobState.STAGE_OUT,
     JobState.CONFIGURING,
+    JobState.POWER_UP_NODE,
 )
+# Those that only say more about a base state beside them, which is what counts.
+_FLAGS_THAT_ADD = (
+    JobState.STOPPED,
+    JobState.SIGNALING,
+    JobState.RESIZING,
+    JobState.RECONFIG_FAIL,
+    JobState.LAUNCH_FAILED,
+)
+_SHORT = {
+    "PD": JobState.PENDING,
+    "CF": JobState.CONFIGURING,
+    "R": JobState.RUNNING,
+    "S": JobState.SUSPENDED,
+    "ST": JobState.STOPPED,
+    "SI": JobState.SIGNALING,
+    "RS": JobState.RESIZING,
+    "SO": JobState.STAGE_OUT,
+    "CG": JobState.COMPLETING,
+    "RQ": JobState.REQUEUED,
+    "RF": JobState.REQUEUE_FED,
+    "RH": JobState.REQUEUE_HOLD,
+    "RD": JobState.RESV_DEL_HOLD,
+    "SE": JobState.SPECIAL_EXIT,
+    "CD": JobState.COMPLETED,
+    "F": JobState.FAILED,
+    "CA": JobState.CANCELLED,
+    "TO": JobState.TIMEOUT,
+    "NF": JobState.NODE_FAIL,
+    "OOM": JobState.OUT_OF_MEMORY,
+    "BF": JobState.BOOT_FAIL,
+    "DL": JobState.DEADLINE,
+    "PR": JobState.PREEMPTED,
+    "RV": JobState.REVOKED,
+}
 
 
 def parse_state(words: str | Sequence[str]) -> JobState:
-    """The state behind a word (``CANCELLED by 54321``, ``CANCELLED+``) or a list of words.
+    """The state behind a word (``CANCELLED by 54321``, ``CANCELLED+``, ``CG``) or a list of words.
 
     Of a list (``["RUNNING", "COMPLETING"]``, newer JSON) the flag that rules is taken, else the
-    first word that is known. Nothing known gives UNKNOWN.
+    first base state that is known. Nothing known gives UNKNOWN, and so does a success beside a
+    word that is not known.
     """
     if isinstance(words, str):
         words = [words]
-    states = [state for word in words if (state := _parse_word(word)) is not JobState.UNKNOWN]
+    states = [_parse_word(word) for word in words]
     for flag in _FLAGS_THAT_RULE:
         if flag in states:
             return flag
-    return states[0] if states else JobState.UNKNOWN
+    known = [state for state in states if state is not JobState.UNKNOWN]
+    known.sort(key=lambda state: state in _FLAGS_THAT_ADD)
+    if not known or (known[0].is_success and JobState.UNKNOWN in states):
+        return JobState.UNKNOWN
+    return known[0]
 
 
 def _parse_word(word: str) -> JobState:
+    if not word.isascii():
+        return JobState.UNKNOWN
     first = word.strip().upper().split(" ", 1)[0].rstrip("+")
+    if short := _SHORT.get(first):
+        return short
     try:
         return JobState(first)
     except ValueError:

@@ -1,7 +1,8 @@
-"""Slurm's way to write a span of time."""
+"""Slurm's way to write a span of time, and a moment."""
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 
@@ -10,8 +11,8 @@ from slurmmesh.errors import UsageError
 _UNLIMITED = {"UNLIMITED", "INFINITE", "-1"}
 # What Slurm prints where there is no time to tell.
 _NOT_KNOWN = {"", "NOT_SET", "PARTITION_LIMIT", "INVALID", "N/A", "NONE", "UNKNOWN", "(NULL)"}
-_WITH_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
-_WITHOUT_DAYS = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+)", re.ASCII)
+_WITH_DAYS = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
+_WITHOUT_DAYS = re.compile(r"(?:(?:(\d{1,9}):)?(\d{1,9}):)?(\d{1,9})", re.ASCII)
 
 
 def parse_time(text: str) -> float | None:
@@ -52,3 +53,34 @@ def check_time_limit(text: str) -> str:
     if parse_time(text) is None:
         raise UsageError(f"{text!r} is no time limit: leave the option out for the site's default")
     return text.strip()
+
+
+def format_time(seconds: float | None) -> str:
+    """A span of time as scontrol shows it: ``2-12:00:00``, ``01:30:00``, ``UNLIMITED``.
+
+    Parts of a second are left out; None, a time that is not known, is an empty text.
+    """
+    if seconds is None:
+        return ""
+    if math.isinf(seconds):
+        return "UNLIMITED"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour:02}:{minute:02}:{second:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def parse_moment(text: str) -> float | None:
+    """Seconds since 1970 of a moment as Slurm's tables have it; None where there is none.
+
+    That is such a number itself (``SLURM_TIME_FORMAT=%s``), or Slurm's own way,
+    ``2026-11-30T06:47:32``, in the local time of this machine.
+    """
+    word = text.strip()
+    if word.isascii() and word.isdigit():
+        return float(word) or None
+    try:
+        return datetime.datetime.strptime(word, "%Y-%m-%dT%H:%M:%S").timestamp()
+    except (ValueError, OverflowError):
+        return None

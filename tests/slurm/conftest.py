@@ -8,7 +8,7 @@ import stat
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from slurmmesh.lab import Lab
+from slurmmesh.slurm.queries import SACCT_COLUMNS, SQUEUE_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,3 +98,28 @@ def fake(tmp_path: Path) -> Callable[..., dict[str, str]]:
         return {**os.environ, "PATH": f"{folder}:/usr/bin:/bin"}
 
     return make
+
+
+def _table(columns: Sequence[str]) -> Callable[..., str]:
+    def table(*rows: dict[str, str], **row: str) -> str:
+        lines = [dict(zip(columns, columns, strict=True)), *rows, *([row] if row else [])]
+        cells = [[line.get(name, "") for name in (columns[0], *columns)] for line in lines]
+        text = "\n".join("".join(f"{cell}@@" for cell in line) for line in cells)
+        return (
+            'mark=$(grep -o "~[0-9a-f]*~" <<<"$*" | head -n 1)\n'
+            f"sed \"s/@@/$mark/g\" <<'END'\n{text}\nEND"
+        )
+
+    return table
+
+
+@pytest.fixture(scope="session")
+def squeue() -> Callable[..., str]:
+    """``squeue(JobID="7", State="RUNNING")``: a script that prints the table it is asked for."""
+    return _table(SQUEUE_COLUMNS)
+
+
+@pytest.fixture(scope="session")
+def sacct() -> Callable[..., str]:
+    """Like ``squeue``, for sacct."""
+    return _table(SACCT_COLUMNS)

@@ -10,19 +10,12 @@ import pytest
 from slurmmesh.config import Settings
 from slurmmesh.errors import MissingDependencyError, SubmitError
 from slurmmesh.slurm import refusals
-from slurmmesh.slurm.client import (
-    JobInfo,
-    JobRef,
-    SlurmClient,
-    parse_job_info,
-    parse_job_ref,
-    parse_node_addresses,
-    parse_partition_sizes,
-)
+from slurmmesh.slurm.client import JobRef, SlurmClient
 from slurmmesh.slurm.states import JobState
 
 SETTINGS = Settings(job_root=Path("/jobs"), slurm_timeout_s=20.0, slurm_patience_s=1.0)
 Fake = Callable[..., dict[str, str]]
+MakeTable = Callable[..., str]
 
 
 @pytest.fixture
@@ -35,69 +28,154 @@ def client(fake: Fake) -> Callable[..., SlurmClient]:
     return make
 
 
-@pytest.mark.parametrize(
-    ("stdout", "ref"),
-    [
-        ("123\n", JobRef("123")),
-        ("123;cluster2\n", JobRef("123", "cluster2")),
-        ("*** Welcome to 2026 ***\n\n123\n", JobRef("123")),
-        ("sbatch: loaded plugin 7\n 123;c \nnote: 5 jobs left\n", JobRef("123", "c")),
-        ("Submitted batch job 123\n", None),
-        ("", None),
-    ],
-)
-def test_finds_the_job_id_between_banners(stdout: str, ref: JobRef | None) -> None:
-    assert parse_job_ref(stdout) == ref
-
-
 def test_a_job_of_another_cluster_is_asked_for_there(
-    client: Callable[..., SlurmClient], tmp_path: Path
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
 ) -> None:
     slurm = client(
-        squeue='printf "%s\\n" "$@" >args; echo "CLUSTER: c2"; echo "7|RUNNING|None|n[1-2]|0|0|"',
+        squeue='printf "%s\\n" "$@" >args; echo "CLUSTER: c2"\n'
+        + squeue(JobID="7", State="RUNNING", Reason="None", NodeList="n[1-2]", Cluster="c2"),
         scancel='printf "%s\\n" "$@" >args',
+        scontrol='printf "%s\\n" "$@" >args',
     )
     ref = JobRef("7", "c2")
-    assert slurm.job(ref) == JobInfo(JobState.RUNNING, "None", "n[1-2]")
+    info = slurm.job(ref)
+    assert info is not None
+    assert (info.state, info.nodes, info.cluster) == (JobState.RUNNING, "n[1-2]", "c2")
     args = tmp_path / "bin/args"
-    assert args.read_text().splitlines()[:2] == ["-M", "c2"]
+    assert args.read_text().splitlines()[:4] == ["-M", "c2", "--jobs", "7"]
     slurm.cancel(ref)
     assert args.read_text().splitlines() == ["-M", "c2", "7"]
+    slurm.requeue(JobRef("7_2", "c2"))
+    assert args.read_text().splitlines() == ["-M", "c2", "requeue", "7_2"]
 
 
-@pytest.mark.parametrize(
-    ("line", "info"),
-    [
-        ("7|PENDING|Resources||0|0|", JobInfo(JobState.PENDING, "Resources")),
-        (
-            "7|FAILED|NonZeroExitCode|n1|768|0|",
-            JobInfo(JobState.FAILED, "NonZeroExitCode", "n1", 3),
-        ),
-        ("7|FAILED|x|n1|9|1|", JobInfo(JobState.FAILED, "x", "n1", 0, 9, 1)),
-        ("7|BRAND_NEW|x|n1|?|?|", JobInfo(JobState.UNKNOWN, "x", "n1")),
-        (
-            "7|RUNNING|x|n2|0|0|n1|",
-            JobInfo(JobState.RUNNING, "x", "n2", batch_host="n1"),
-        ),
-        ("8|RUNNING|x|n1|0|0|", None),
-        ("junk", None),
-    ],
-)
-def test_reads_squeue(line: str, info: JobInfo | None) -> None:
-    assert parse_job_info(f"banner\n{line}\n", JobRef("7")) == info
-
-
-def test_reads_the_sizes_of_partitions() -> None:
-    text = "*** banner ***\nmain*|4\nlow|2\nodd\n"
-    assert parse_partition_sizes(text) == {"main": 4, "": 4, "low": 2}
-
-
-def test_reads_the_addresses_of_nodes() -> None:
-    text = (
-        "NodeName=n1 Arch=x NodeAddr=10.0.0.1 NodeHostName=n1.org Reason=a NodeAddr=9.9.9.9 b\n"
-        "NodeName=n2 NodeHostName=n2.org\nNode n3 not found\n"
+def test_many_jobs_are_one_question_to_each_cluster(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    slurm = client(
+        squeue='echo "$1 $2 $3 $4" >>asked\n'
+        + squeue(
+            {"JobID": "7", "State": "RUNNING"},
+            {"JobID": "9", "ArrayJobID": "8", "ArrayTaskID": "1", "State": "RUNNING"},
+            {"JobID": "8", "ArrayJobID": "8", "ArrayTaskID": "2-3", "State": "PENDING"},
+            {"JobID": "11", "HetJobID": "10", "HetJobOffset": "1", "State": "RUNNING"},
+            {"JobID": "10", "HetJobID": "10", "HetJobOffset": "0", "State": "RUNNING"},
+        )
     )
-    assert parse_node_addresses(text) == {"n1": "10.0.0.1", "n2": "n2.org"}
+    wanted = ["7", "8", "10", "99", "7;c", "8_3;c", "8_[1-2];c", "10+1;c"]
+    known = slurm.jobs(JobRef.parse(text) for text in wanted)
+    assert {str(ref): info.state.value for ref, info in known.items()} == {
+        "7": "RUNNING",
+        "8_1": "RUNNING",
+        "8_2": "PENDING",
+        "8_3": "PENDING",
+        "10+0": "RUNNING",
+        "10+1": "RUNNING",
+        "7;c": "RUNNING",
+        "8_1;c": "RUNNING",
+        "8_2;c": "PENDING",
+        "8_3;c": "PENDING",
+        "10+1;c": "RUNNING",
+    }
+    asked = (tmp_path / "bin/asked").read_text().splitlines()
+    assert asked == ["--jobs 7,8,10,99 --all --array", "-M c --jobs 7,8_3,8,10"]
+    array = slurm.job(JobRef("8"))
+    assert array is not None
+    assert array.state is JobState.RUNNING
+    task = slurm.job(JobRef("9"))  # as it knows itself
+    assert task is not None
+    assert task.raw_id == "9"
+
+
+def test_more_ids_than_a_command_line_should_hold(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    slurm = client(squeue="echo x >>asked\n" + squeue())
+    assert slurm.jobs(JobRef(str(number)) for number in range(1, 1201)) == {}
+    assert (tmp_path / "bin/asked").read_text().count("x") == 3
+
+
+def test_where_squeue_is_wrapped_it_is_asked_for_json(client: Callable[..., SlurmClient]) -> None:
+    slurm = client(
+        squeue="""
+if [[ "$*" != *--json* ]]; then echo "JOBID ST"; echo "7 R"; exit; fi
+echo "{ hello }"
+echo '{"jobs": [{"job_id": 7, "job_state": ["RUNNING"], "name": "x"}]}'
+"""
+    )
+    info = slurm.job(JobRef("7"))
+    assert info is not None
+    assert (info.state, info.name) == (JobState.RUNNING, "x")
+    assert slurm.job(JobRef("8")) is None
+
+
+def test_an_answer_that_nobody_can_read_is_told(client: Callable[..., SlurmClient]) -> None:
+    slurm = client(squeue='echo "7 is running, be happy"')
+    with pytest.raises(SubmitError, match="cannot be read") as caught:
+        slurm.job(JobRef("7"))
+    assert caught.value.slurm_message == "7 is running, be happy"
+
+
+def test_banners_around_a_table(client: Callable[..., SlurmClient], squeue: MakeTable) -> None:
+    slurm = client(
+        squeue='echo "7"; echo "*** 7|RUNNING|x ***"; echo "warning: 7" >&2; echo -n "welcome"\n'
+        + squeue(JobID="7", State="COMPLETED", Name="7")
+        + '\necho "7"; echo "see you"'
+    )
+    info = slurm.job(JobRef("7"))
+    assert info is not None
+    assert (info.state, info.name) == (JobState.COMPLETED, "7")
+
+
+def test_many_jobs_are_asked_for_again_while_slurm_restarts(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    down = 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1'
+    table = squeue(JobID="7", State="RUNNING")
+    slurm = client(squeue=f"echo x >>tries; if [ $(wc -l <tries) -lt 3 ]; then {down}; fi\n{table}")
+    assert list(slurm.jobs([JobRef("7")])) == [JobRef("7")]
+    (tmp_path / "bin/tries").unlink()
+    with pytest.raises(SubmitError, match="does not answer"):
+        slurm.job(JobRef("7"))  # a watch comes back by itself
+    assert (tmp_path / "bin/tries").read_text() == "x\n"
+
+
+def test_a_cluster_that_does_not_exist(client: Callable[..., SlurmClient]) -> None:
+    said = "'x' can't be reached now, or it is an invalid entry for --cluster."
+    slurm = client(squeue=f'echo "squeue: error: {said}" >&2; exit 1')
+    with pytest.raises(SubmitError, match="knows no such cluster") as caught:
+        slurm.jobs([JobRef("7", "x")])
+    assert caught.value.slurm_message == said
+
+
+def test_what_squeue_has_forgotten_sacct_may_know(
+    client: Callable[..., SlurmClient], squeue: MakeTable, sacct: MakeTable
+) -> None:
+    slurm = client(
+        squeue=squeue(JobID="7", State="RUNNING"),
+        sacct=sacct(
+            {"JobID": "5", "State": "CANCELLED by 0", "JobName": "a\nb"},
+            {"JobID": "4_1", "State": "TIMEOUT", "ExitCode": "0:15"},
+            {"JobID": "3", "State": "RUNNING"},  # lost, but not told to the database
+        ),
+    )
+    known = slurm.jobs(map(JobRef, ("3", "4", "5", "6", "7")))
+    states = {ref.id: info.state.value for ref, info in known.items()}
+    assert states == {"7": "RUNNING", "5": "CANCELLED", "4_1": "TIMEOUT"}
+    assert known[JobRef("4_1")].signal == 15
+    assert known[JobRef("5")].name == "a\nb"
+
+
+def test_without_accounting_sacct_is_asked_once(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    slurm = client(
+        squeue=squeue(),
+        sacct='echo x >>tries; echo "Slurm accounting storage is disabled" >&2; exit 1',
+    )
+    assert slurm.job(JobRef("7")) is None
+    assert slurm.job(JobRef("7")) is None
+    assert (tmp_path / "bin/tries").read_text() == "x\n"
 
 
 def test_a_submit_passes_warnings_on(client: Callable[..., SlurmClient], tmp_path: Path) -> None:
@@ -181,7 +259,10 @@ def test_asks_only_for_a_while_whether_slurm_is_up(
 
 
 def test_waits_for_a_slurm_that_is_restarting(client: Callable[..., SlurmClient]) -> None:
-    slurm = client(scontrol="if [ -e seen ]; then echo UP; else touch seen; echo DOWN; exit 1; fi")
+    slurm = client(
+        scontrol="if [ -e seen ]; then echo 'Slurmctld(primary) at h is UP'; "
+        "else touch seen; echo 'the site is UP'; echo 'Slurmctld(primary) at h is DOWN'; fi"
+    )
     slurm.wait_until_up()
 
 
@@ -214,9 +295,30 @@ def test_no_slurm_at_all(tmp_path: Path) -> None:
 
 def test_a_job_that_slurm_has_forgotten(client: Callable[..., SlurmClient]) -> None:
     slurm = client(
+        sacct="exit 1",
         squeue='echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1',
         scancel='echo "scancel: error: Kill job error on job id 7: Invalid job id specified" >&2; '
         "exit 1",
     )
     assert slurm.job(JobRef("7")) is None
     slurm.cancel(JobRef("7"))
+
+
+def test_what_is_refused_is_not_asked_again(
+    client: Callable[..., SlurmClient], tmp_path: Path
+) -> None:
+    denied = 'echo x >>tries; echo "error: 7: Access/permission denied" >&2; exit 1'
+    slurm = client(scancel=denied, scontrol=denied)
+    with pytest.raises(SubmitError, match="does not let you"):
+        slurm.cancel(JobRef("7"))
+    with pytest.raises(SubmitError, match="does not let you"):
+        slurm.requeue(JobRef("7"))
+    assert (tmp_path / "bin/tries").read_text() == "x\nx\n"
+
+
+def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "sbatch").chmod(0o755)
+    slurm = SlurmClient(SETTINGS, {"PATH": str(tmp_path)})
+    with pytest.raises(SubmitError, match="sbatch cannot be run here: Exec format error"):
+        slurm.submit("")

@@ -9,6 +9,8 @@ INSIDE_A_JOB = {
     "HOME": "/home/me",
     "SLURM_CONF": "/etc/slurm.conf",
     "SLURM_JWT": "token",
+    "SLURM_SACK_SOCKET": "/run/sack",
+    "SLURM_CONF_SERVER": "head",
     "SLURM_JOB_ID": "12",
     "SLURM_JOB_NODELIST": "n[1-2]",
     "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
@@ -30,6 +32,11 @@ INSIDE_A_JOB = {
     "PMI_RANK": "0",
     "PMIX_RANK": "0",
     "ROCR_VISIBLE_DEVICES": "0,1",
+    "_SLURM_SPANK_OPTION_x": "1",
+    "SLINGSHOT_VNIS": "7",
+    "RANK": "3",
+    "MASTER_ADDR": "n1",
+    "OMPI_COMM_WORLD_RANK": "3",
     "SLURMMESH_JOB_ROOT": "/jobs",
     "SLURMMESH_JOB_FOLDER": "/jobs/12",
     "SLURMMESH_JOB_ID": "12",
@@ -44,6 +51,8 @@ def test_a_submit_takes_nothing_of_the_job_it_is_made_in() -> None:
         "HOME": "/home/me",
         "SLURM_CONF": "/etc/slurm.conf",
         "SLURM_JWT": "token",
+        "SLURM_SACK_SOCKET": "/run/sack",
+        "SLURM_CONF_SERVER": "head",
         "SQUEUE_FORMAT": "%j",
         "SINFO_FORMAT": "%P",
         "SLURMMESH_JOB_ROOT": "/jobs",
@@ -51,8 +60,11 @@ def test_a_submit_takes_nothing_of_the_job_it_is_made_in() -> None:
     }
 
 
-def test_the_users_own_device_mask_is_kept_outside_of_a_job() -> None:
-    assert environment.for_submit({"HIP_VISIBLE_DEVICES": "2"}) == {"HIP_VISIBLE_DEVICES": "2"}
+def test_what_the_user_has_set_is_kept_outside_of_a_job() -> None:
+    shell = {"HIP_VISIBLE_DEVICES": "2", "MASTER_PORT": "29500"}
+    assert environment.for_submit(shell) == shell
+    inside = environment.for_submit({**shell, "SLURMMESH_JOB_FOLDER": "/jobs/local-1"})
+    assert inside == {"HIP_VISIBLE_DEVICES": "2"}
 
 
 def test_a_client_is_deaf_to_formats() -> None:
@@ -61,7 +73,14 @@ def test_a_client_is_deaf_to_formats() -> None:
         "HOME",
         "SLURM_CONF",
         "SLURM_JWT",
+        "SLURM_SACK_SOCKET",
+        "SLURM_CONF_SERVER",
+        "SLURM_TIME_FORMAT",
         "ROCR_VISIBLE_DEVICES",
+        "SLINGSHOT_VNIS",
+        "RANK",
+        "MASTER_ADDR",
+        "OMPI_COMM_WORLD_RANK",
         "SLURMMESH_JOB_ROOT",
         "SLURMMESH_JOB_FOLDER",
         "SLURMMESH_JOB_ID",
@@ -75,6 +94,8 @@ def test_a_step_knows_its_allocation_and_takes_no_options() -> None:
     assert {name for name in kept if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "PMI"))} == {
         "SLURM_CONF",
         "SLURM_JWT",
+        "SLURM_SACK_SOCKET",
+        "SLURM_CONF_SERVER",
         "SLURM_JOB_ID",
         "SLURM_JOB_NODELIST",
         "SLURM_JOB_CPUS_PER_NODE",
