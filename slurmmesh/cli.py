@@ -12,10 +12,11 @@ _USAGE = """\
 usage: slurmmesh COMMAND ...
 
 commands (each has its own --help):
-  submit   run a program on a Slurm cluster, or on this machine
-  lab      a real Slurm of several nodes on this machine
-  report   a report of a job from its folder
-  config   each setting, its value, and where that comes from
+  submit     run a program on a Slurm cluster, or on this machine
+  lab        a real Slurm of several nodes on this machine
+  report     a report of a job from its folder
+  config     each setting, its value, and where that comes from
+  templates  the templates of batch scripts: list them, show one, check yours
 
 slurmmesh --version prints the version.
 """
@@ -41,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slurmmesh.submit.config_command import main as config
 
             return config(words[1:])
+        case ["templates"]:
+            from slurmmesh.submit.templates_command import main as templates
+
+            return templates(words[1:])
         case ["--version"]:
             print(f"slurmmesh {__version__}")
             return EXIT_OK

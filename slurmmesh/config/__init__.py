@@ -8,9 +8,11 @@ from slurmmesh.config.load import Loaded, load_layers, load_settings
 from slurmmesh.config.nearest import near
 from slurmmesh.config.options import SubmitKey, SubmitKeys
 from slurmmesh.config.settings import SETTINGS, Settings
-from slurmmesh.config.variables import OF_A_JOB
+from slurmmesh.config.variables import NODE_FOLDER, NODE_FOLDERS, OF_A_JOB
 
 __all__ = [
+    "NODE_FOLDER",
+    "NODE_FOLDERS",
     "OF_A_JOB",
     "SETTINGS",
     "Layer",

@@ -14,10 +14,14 @@ from slurmmesh.errors import ConfigError, UsageError
 SITE_CONFIG = "SLURMMESH_SITE_CONFIG"
 PROFILE = "SLURMMESH_PROFILE"
 JOB_FOLDER = "SLURMMESH_JOB_FOLDER"
+# Variables that get a private folder on each node, and where those folders are.
+NODE_FOLDERS = "SLURMMESH_NODE_FOLDERS"
+NODE_FOLDER = "SLURMMESH_NODE_FOLDER"
 # What a job tells its own processes: no settings, and nothing for a job that one of them submits.
 OF_A_JOB = frozenset(
     {
         JOB_FOLDER,
+        NODE_FOLDER,
         "SLURMMESH_JOB_ID",
         "SLURMMESH_CLUSTER",
         "SLURMMESH_NODES",
@@ -79,6 +83,7 @@ def check_names(environ: Mapping[str, str], submit_keys: SubmitKeys) -> None:
     known = {
         SITE_CONFIG,
         PROFILE,
+        NODE_FOLDERS,
         *(variable_of(key) for key in SETTINGS),
         *(_SUBMIT + key.upper() for key in submit_keys),
     }

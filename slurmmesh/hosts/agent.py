@@ -39,6 +39,7 @@ from slurmmesh.hosts.messages import (
     SpawnProcs,
     StopProcs,
 )
+from slurmmesh.hosts.node import at_home
 from slurmmesh.hosts.output import LogFile
 from slurmmesh.hosts.procs import HostedProc, not_started
 from slurmmesh.slurm.addresses import Choice, alone, parse_wish
@@ -101,7 +102,8 @@ def dial(spec: DialSpec) -> int:
         best, *_ = choose_here(parse_wish(spec.interface), others, node)
         return replace(best, warning="; ".join(filter(None, [warning, best.warning])))
 
-    return HostAgent(sock, authenticate, place).run()
+    with at_home(os.environ):
+        return HostAgent(sock, authenticate, place).run()
 
 
 def _connect(spec: DialSpec) -> tuple[socket.socket, str]:

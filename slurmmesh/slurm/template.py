@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.resources
 import os
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slurmmesh._version import __version__
 from slurmmesh.errors import EXIT_SETUP_FAILED, UsageError
@@ -34,16 +36,12 @@ def render(job: SlurmJob) -> str:
     """
     values = _values(job)
     try:
-        return _environment().get_template(job.template).render(values)
-    except jinja2.TemplateNotFound as error:
-        raise _no_template(str(error.name)) from None
-    except jinja2.TemplateSyntaxError as error:
-        where = f"line {error.lineno} of {error.name}"
-        raise UsageError(f"template {job.template!r}: {where}: {error.message}") from None
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        if isinstance(error, UsageError):
+        return _Environment().get_template(job.template).render(values)
+    except Exception as error:  # a template can do wrong whatever a program can
+        where = _place_in_template(error)
+        if isinstance(error, UsageError) and not where:
             raise
-        raise UsageError(f"template {job.template!r}: {error}") from None
+        raise UsageError(f"template {job.template!r}: {where}{_what_is_wrong(error)}") from None
 
 
 def template_names() -> list[str]:
@@ -64,7 +62,7 @@ def template_text(name: str) -> str:
     try:
         if name in template_names():
             return (_folder() / (name + _SUFFIX)).read_text(encoding="utf-8")
-        if os.sep in name or name.endswith((".j2", ".sh")):
+        if _is_file(name):
             return Path(os.path.expanduser(name)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -91,6 +89,7 @@ def _values(job: SlurmJob) -> dict[str, Any]:
         "own_output": own_output,
         "streams": streams,
         "nodes": _nodes(job),
+        "threads": _threads(job),
         "setup_failed": EXIT_SETUP_FAILED,
         "controller": python_code("slurmmesh.hosts.program"),
     }
@@ -104,17 +103,68 @@ def _nodes(job: SlurmJob) -> str:
     return f"$(({allocated} - {job.spares}))"
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(template_text),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters.update(sh=sh, directive_value=directive_value)
-    return environment
+def _threads(job: SlurmJob) -> str:
+    """A host's CPUs for each of its GPUs, or for it alone without any, as a word of shell."""
+    share = max(job.gpu_count, 1)
+    if job.cpus_per_task is not None:
+        return str(max(int(str(job.cpus_per_task)) // share, 1))
+    if job.controller is not None:  # the script runs on a node of another kind
+        return "1"
+    cpus = "SLURM_CPUS_ON_NODE"
+    return f"$(({cpus} > {share} ? {cpus} / {share} : 1))"
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Where a name stands for one of our templates, or for a file.
+
+    A template is code of its author, but of the script's: it can do nothing in this process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            # The name goes for the file's, so that a traceback tells in which template it was.
+            loader=jinja2.FunctionLoader(lambda name: (template_text(name), name, None)),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,
+        )
+        self.filters.update(sh=sh, directive_value=directive_value)
+
+    def join_path(self, template: str, parent: str) -> str:
+        """What ``{% extends template %}`` means in ``parent``: ours, or a file beside it."""
+        if not _is_file(template) or not _is_file(parent):
+            return template
+        return os.path.join(os.path.dirname(parent), os.path.expanduser(template))
+
+    def is_safe_callable(self, obj: Any) -> bool:
+        if isinstance(getattr(obj, "__self__", None), SlurmJob):
+            raise UsageError(f"a template may read the job, not call its {obj.__name__}()")
+        return bool(super().is_safe_callable(obj))
+
+
+def _is_file(name: str) -> bool:
+    """Whether this is how a file is called, and not one of our templates."""
+    return os.sep in name or name.endswith((".j2", ".sh"))
+
+
+def _place_in_template(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return ""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"line {error.lineno} of {error.name}: "
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if not frame.filename.endswith(".py")]
+    return "".join(f"line {frame.lineno} of {frame.filename}: " for frame in ours[-1:])
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it comes back to itself by extends, include or import, without an end"
+    if isinstance(error, jinja2.UndefinedError):
+        return f"{error.message}; docs/templates.md lists the names that there are"
+    return str(error) or type(error).__name__
 
 
 def _no_template(name: str) -> UsageError:
