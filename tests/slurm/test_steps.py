@@ -300,10 +300,11 @@ def test_a_step_of_another_process(tmp_path: Path) -> None:
     assert isinstance(job.paths, utils.JobPaths)
 
 
-def test_its_import_is_light() -> None:
-    """A step starts once per node: what it does not need, it does not load."""
+def test_what_a_step_loads_is_light() -> None:
+    """It starts once per task: what it does not need, it does not load."""
     code = (
-        "import sys, slurmmesh.slurm.steps; print('jinja2' in sys.modules, 'rich' in sys.modules)"
+        "import sys, slurmmesh.slurm.step_main; "
+        "print({'jinja2', 'rich', 'slurmmesh.config', 'slurmmesh.slurm.client'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -312,4 +313,4 @@ def test_its_import_is_light() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout == "set()\n"

@@ -1,4 +1,8 @@
-"""submitit's executor that starts steps inside the allocation: srun where submitit has sbatch."""
+"""submitit's executor that starts steps inside the allocation: srun where submitit has sbatch.
+
+Each task of a step loads this too, since submitit loads all its plugins there. What only those need
+who submit is loaded when they do.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,17 @@ import contextlib
 import itertools
 import os
 import shlex
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from submitit.core import core, utils
 
 from slurmmesh.errors import SetupError, UsageError
-from slurmmesh.slurm import environment
-from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.bootstrap import python_code
-from slurmmesh.slurm.commands import is_installed
 from slurmmesh.slurm.quoting import literal_pattern
 from slurmmesh.slurm.steps.inside import NAME, TAG
 from slurmmesh.slurm.steps.interruptions import set_warning
@@ -27,6 +29,9 @@ from slurmmesh.slurm.steps.parameters import StepParameters
 from slurmmesh.slurm.steps.paths import StepPaths
 from slurmmesh.slurm.steps.runner import RUNNER, Slots, Step
 from slurmmesh.slurm.steps.script import submission_script
+
+if TYPE_CHECKING:
+    from slurmmesh.slurm.allocation import Allocation
 
 R = TypeVar("R", covariant=True)
 
@@ -94,7 +99,7 @@ class StepExecutor(core.PicklingExecutor):
         self._environ = os.environ if environ is None else environ
         self._supervise = supervise
         self._slots = Slots(max_running)
-        Allocation.from_env(self._environ)
+        self._allocation()
 
     @classmethod
     def name(cls) -> str:
@@ -140,10 +145,12 @@ class StepExecutor(core.PicklingExecutor):
 
         Nothing is started before everything is pickled.
         """
-        if not is_installed("srun", self._environ):
+        from slurmmesh.slurm.environment import for_step
+
+        if shutil.which("srun", path=self._environ.get("PATH")) is None:
             raise SetupError("srun is not installed here: a step needs it")
         parameters = StepParameters(**self.parameters)
-        allocation = Allocation.from_env(self._environ)
+        allocation = self._allocation()
         options = parameters.srun_options(allocation)
         array = f"{allocation.job_id}.{next(self._numbers)}.{uuid.uuid4().hex[:6]}"
         count = len(delayed_submissions)
@@ -153,7 +160,7 @@ class StepExecutor(core.PicklingExecutor):
         slots = [self._slots] if self._supervise else []
         if parameters.array_parallelism and self._supervise:
             slots.append(Slots(parameters.array_parallelism))
-        environ = environment.for_step(self._environ)
+        environ = for_step(self._environ)
         jobs: list[core.Job[Any]] = []
         for paths in everything:
             paths.submission_file.write_bytes(self._script(paths, options, parameters))
@@ -169,6 +176,11 @@ class StepExecutor(core.PicklingExecutor):
             RUNNER.submit(step)
             jobs.append(StepJob(self.folder, step.tag, list(range(parameters.tasks))))
         return jobs
+
+    def _allocation(self) -> Allocation:
+        from slurmmesh.slurm.allocation import Allocation
+
+        return Allocation.from_env(self._environ)
 
     def _dump(
         self,

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from submitit.core import core
 from submitit.core.utils import UncompletedJobError
 
 from slurmmesh.errors import SetupError
-from slurmmesh.slurm.steps import elsewhere
 from slurmmesh.slurm.steps.endings import StepDied, srun_words, task_ends
 from slurmmesh.slurm.steps.paths import StepPaths, read_json
 from slurmmesh.slurm.steps.runner import GRACE_S, RUNNER, Step, tail
@@ -47,7 +47,7 @@ class StepWatcher(core.InfoWatcher):
         """In Slurm's words: PENDING, RUNNING, REQUEUED, COMPLETED, FAILED and so on."""
         if step := RUNNER.find(job_id):
             return step.state
-        return elsewhere.state(*self._known[job_id]) if job_id in self._known else "UNKNOWN"
+        return _elsewhere().state(*self._known[job_id]) if job_id in self._known else "UNKNOWN"
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
         """What sacct would tell of it, by sacct's names."""
@@ -122,7 +122,7 @@ class StepJob(core.Job[R]):
         """End the step, or have it not started. ``check`` waits until that is done."""
         step = RUNNER.find(self.job_id)
         if step is None:
-            elsewhere.cancel(self.paths)
+            _elsewhere().cancel(self.paths)
             deadline = time.monotonic() + GRACE_S
             while check and not self.watcher.is_done(self.job_id) and time.monotonic() < deadline:
                 time.sleep(_LOOK_ELSEWHERE_EVERY_S)
@@ -147,7 +147,7 @@ class StepJob(core.Job[R]):
         if step := RUNNER.find(self.job_id):
             RUNNER.interrupt(step, timeout)
         else:
-            elsewhere.interrupt(self.paths, timeout)
+            _elsewhere().interrupt(self.paths, timeout)
 
     # -- ours ------------------------------------------------------------------------------------
 
@@ -210,26 +210,34 @@ class StepJob(core.Job[R]):
             time.sleep(_LOOK_ELSEWHERE_EVERY_S)
 
     def _first_failure(self, results: dict[int, R]) -> UncompletedJobError | None:
-        """Wait for all tasks, or for the first that fails. Fills ``results`` by their ranks."""
-        left: dict[int, core.Job[R]] = dict(enumerate(self._sub_jobs))
-        while left:
+        """Wait for all tasks, or for the first that fails. Fills ``results`` by their ranks.
+
+        A result that is there early goes if the step is started again: it counts once all are.
+        """
+        stamps: dict[int, object] = {}
+        while True:
             failures: list[UncompletedJobError] = []
-            for task in [task for task, job in left.items() if job.done()]:
-                job = left.pop(task)
+            for task, job in enumerate(self._sub_jobs):
+                stamp = _stamp(job.paths.result_pickle)
+                if task in results and stamps[task] == stamp:
+                    continue
+                results.pop(task, None)
+                if not job.done():
+                    continue
                 try:
                     outcome, result = job._get_outcome_and_result()
                 except UncompletedJobError as error:
                     failures.append(error)
                     continue
-                results[task] = result
+                stamps[task], results[task] = stamp, result
                 if outcome == "error" and (raised := job.exception()):
                     failures.append(raised)
             if failures:
                 # One that raised rather than one that was killed, perhaps because of it.
                 return min(failures, key=lambda error: isinstance(error, StepDied))
-            if left:
-                self._pause()
-        return None
+            if len(results) == len(self._sub_jobs):
+                return None
+            self._pause()
 
     def _has_died(self) -> bool:
         """Whether srun told of this task's end, and not because it is to be started again.
@@ -249,7 +257,9 @@ class StepJob(core.Job[R]):
         patience = self._results_timeout_s if self.state == "COMPLETED" else 0
         deadline = time.monotonic() + patience
         while not self.paths.result_pickle.exists():
-            if time.monotonic() >= deadline:
+            if not self.done():  # it was, and the step has been started again since
+                self.wait()
+            elif time.monotonic() >= deadline:
                 raise self._died()
             time.sleep(_LOOK_EVERY_S)
             self.paths.refresh()
@@ -277,3 +287,19 @@ class StepJob(core.Job[R]):
             signal=end.signal if end else None,
             stderr_tail=last,
         )
+
+
+def _elsewhere() -> ModuleType:
+    # It asks Slurm, for which a step itself, which loads this too, has no use.
+    from slurmmesh.slurm.steps import elsewhere
+
+    return elsewhere
+
+
+def _stamp(path: Path) -> object:
+    """Another one for each file that is put there; None for no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

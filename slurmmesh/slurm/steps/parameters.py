@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurmmesh.errors import UsageError
-from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.hostlists import expand
+
+if TYPE_CHECKING:
+    from slurmmesh.slurm.allocation import Allocation
 
 # A step that nears its time limit gets its signal this much before it, at most.
 _LARGEST_PART_FOR_SAVING = 0.2
