@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         this_job,
     )
     from slurmmesh.shape import Extent, Point, Region, ValueMesh
+    from slurmmesh.slurm.job import Resources, SlurmJob
     from slurmmesh.supervision import Supervision
 
 _HOMES = {
@@ -64,6 +65,7 @@ _HOMES = {
         "this_job",
     ),
     "slurmmesh.shape": ("Extent", "Point", "Region", "ValueMesh"),
+    "slurmmesh.slurm.job": ("Resources", "SlurmJob"),
     "slurmmesh.supervision": ("Supervision",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -82,6 +84,8 @@ __all__ = [
     "ProcEvent",
     "ProcMesh",
     "Region",
+    "Resources",
+    "SlurmJob",
     "SlurmmeshError",
     "Supervision",
     "SupervisionError",

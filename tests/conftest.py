@@ -332,6 +332,16 @@ def _session_leaves_nothing(leak_check: LeakCheck) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _index_of_jobs(
+    tmp_path_factory: pytest.TempPathFactory, _session_leaves_nothing: None
+) -> Iterator[None]:
+    """Jobs of tests are not added to the index in the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _module_leaves_nothing(
     request: pytest.FixtureRequest, leak_check: LeakCheck, _session_leaves_nothing: None

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from slurmmesh import folders
 from slurmmesh.config import load_settings
+from slurmmesh.config.networks import network_items
 from slurmmesh.errors import UsageError
+from slurmmesh.slurm.container import image
 from slurmmesh.slurm.options import MOST_NODES, OPTIONS, Option, gpus_of, node_range
 from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import directive_value, has_control_characters
@@ -66,7 +68,7 @@ class Resources:
 
     def __post_init__(self) -> None:
         for option in OPTIONS.values():
-            if option.field in self.__dataclass_fields__:
+            if option.field in self.__dataclass_fields__ and option.field != "chdir":
                 self._set(option.field, _checked(option, getattr(self, option.field)))
         self._set("sbatch", _words("sbatch", self.sbatch))
         for text in self.sbatch:
@@ -137,7 +139,7 @@ class SlurmJob(Resources):
     env: Mapping[str, str | None] = field(default_factory=dict)
     container: str = ""
     container_runtime: Literal["", "apptainer", "pyxis"] = ""
-    interface: str = ""
+    interface: str = field(default_factory=lambda: load_settings().interface)
     job_root: str | Path = field(default_factory=lambda: load_settings().job_root)
     python: str = field(default_factory=lambda: sys.executable)
 
@@ -156,9 +158,15 @@ class SlurmJob(Resources):
         self._check_nodes()
         self._check_environment()
         self._check_container()
+        try:
+            network_items(self.interface)
+        except ValueError as error:
+            raise UsageError(f"--interface {self.interface!r} {error}") from None
         for name in ("job_root", "chdir", "python"):
-            if not os.path.isabs(getattr(self, name)):
-                raise UsageError(f"{name} {str(getattr(self, name))!r} must be an absolute path")
+            path = os.fspath(getattr(self, name))
+            if not os.path.isabs(path) or "\0" in path:
+                raise UsageError(f"{name} {path!r} must be an absolute path")
+            self._set(name, path)
 
     def _check_nodes(self) -> None:
         if self.spares < 0:
@@ -198,10 +206,9 @@ class SlurmJob(Resources):
             )
         if self.container_runtime and not self.container:
             raise UsageError("--container-runtime needs --container IMAGE")
-        if self.container and has_control_characters(self.container):
-            raise UsageError(f"--container {self.container!r} is no image")
-        if self.container and not self.container_runtime:
-            self._set("container_runtime", "apptainer")
+        if self.container:
+            self._set("container_runtime", self.container_runtime or "apptainer")
+            image.check(self)
 
     @property
     def node_range(self) -> tuple[int, int]:

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 
 from slurmmesh.errors import HostListError, UsageError
 from slurmmesh.slurm.hostlists import expand
+from slurmmesh.slurm.ids import parse_tasks
 from slurmmesh.slurm.times import check_time_limit
 
 # More than any Slurm has nodes: a slip of the hand.
 MOST_NODES = 65536
-MOST_TASKS = 4_000_000
-_NODES = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_NODES = re.compile(r"(-?\d+)(?:-(\d+))?", re.ASCII)
 _MEMORY = re.compile(r"\d+([KMGT]B?)?", re.ASCII | re.IGNORECASE)
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]+:)?(\d+)(?:\(S:[\d,-]+\))?", re.ASCII)
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?[A-Za-z0-9]+(?:@\d{1,5})?", re.ASCII)
-_ARRAY_ITEM = r"\d+(?:-\d+(?::\d+)?)?"
-_ARRAY = re.compile(rf"{_ARRAY_ITEM}(?:,{_ARRAY_ITEM})*(?:%\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,15 @@ def node_range(text: str) -> tuple[int, int]:
     return least, most
 
 
-def array_indexes(text: str) -> list[int]:
-    """``0-4:2,9%3`` to [0, 2, 4, 9], each once. The text is one that the table lets through."""
-    found: dict[int, None] = {}
-    for item in text.partition("%")[0].split(","):
-        ends, _, step = item.partition(":")
-        first, _, last = ends.partition("-")
-        found |= dict.fromkeys(range(int(first), int(last or first) + 1, int(step or 1)))
-    return list(found)
+def array_tasks(text: str) -> tuple[int, ...]:
+    """``0-4:2,9%3`` to (0, 2, 4, 9). Raises UsageError."""
+    tasks, percent, at_once = text.partition("%")
+    if percent and not (at_once.isascii() and at_once.isdigit() and int(at_once)):
+        raise UsageError(f"--array {text!r}: after the % goes the number of tasks at once")
+    try:
+        return parse_tasks(tasks)
+    except UsageError as error:
+        raise UsageError(f"--array: {error}") from None
 
 
 def gpus_of(gpus_per_node: str, gres: str) -> int:
@@ -90,21 +89,6 @@ def _gpus_of_resource(text: str) -> int:
     if name != "gpu":
         return 0
     return int(rest[-1]) if rest and rest[-1].isdecimal() else 1
-
-
-def _array(text: str) -> None:
-    """Slurm itself has a limit (MaxArraySize); this one keeps a slip of the hand out of memory."""
-    if not _ARRAY.fullmatch(text):
-        raise UsageError(f"--array {text!r}: give indexes such as 0-7, 1,3 or 0-99:10%4")
-    for item in text.partition("%")[0].split(","):
-        ends, _, step = item.partition(":")
-        first, dash, last = ends.partition("-")
-        if dash and int(last) < int(first):
-            raise UsageError(f"--array {text}: the range {ends} runs backwards")
-        if step and int(step) < 1:
-            raise UsageError(f"--array {text}: a step of 0 ends nowhere")
-        if int(last or first) > MOST_TASKS:
-            raise UsageError(f"--array {text}: {MOST_TASKS} is the highest index that Slurm takes")
 
 
 def _number(name: str) -> Callable[[str], None]:
@@ -175,7 +159,7 @@ _table = (
     Option("error", "e", "FILE", "its stderr, if that shall be apart", of_job=True),
     Option("chdir", "D", "FOLDER", "where the program runs (here)", of_job=True),
     Option("array", "a", "SPEC", "a job for each index: 0-7, 1,3,5-9%%2",
-           _matches("array", _ARRAY, "indexes such as 0-7, 1,3 or 0-99:10%4"), of_job=True),
+           array_tasks, of_job=True),
     Option("dependency", "d", "LIST", "start after other jobs: afterok:123", of_job=True),
     Option("begin", "b", "TIME", "not before: 2026-12-24T18:00, now+1hour", of_job=True),
     Option("signal", "", "[B:]SIG[@SECONDS]", "a signal before the time limit",

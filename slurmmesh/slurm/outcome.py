@@ -25,7 +25,7 @@ _ENDS = {
     JobState.CANCELLED: "was cancelled",
     JobState.TIMEOUT: "reached its time limit; ask for more with --time",
     JobState.NODE_FAIL: "lost the node that its controller ran on",
-    JobState.OUT_OF_MEMORY: "ran out of memory; ask for more with --sbatch=--mem=SIZE",
+    JobState.OUT_OF_MEMORY: "ran out of memory; ask for more with --mem SIZE",
     JobState.BOOT_FAIL: "did not start: a node failed to boot",
     JobState.LAUNCH_FAILED: "did not start: its script could not be launched",
     JobState.DEADLINE: "was ended at its deadline",

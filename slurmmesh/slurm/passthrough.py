@@ -57,7 +57,9 @@ def directive_of(text: str) -> str:
         _refuse(text, _LONG_OF_SHORT.get(name))
         option = f"-{name}"
         return f"{option} {directive_value(value, option)}" if value else option
-    raise UsageError(f"--sbatch {text!r} is no option of sbatch: write it as --sbatch=--account=me")
+    raise UsageError(
+        f"--sbatch {text!r} is no option of sbatch: write it as --sbatch=--gpu-bind=closest"
+    )
 
 
 def _refused_name(name: str) -> str | None:

@@ -15,7 +15,7 @@ from slurmmesh.slurm.array_watch import ArrayWatch
 from slurmmesh.slurm.client import JobInfo, JobRef, SlurmClient
 from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.job import SlurmJob
-from slurmmesh.slurm.options import array_indexes
+from slurmmesh.slurm.options import array_tasks
 from slurmmesh.slurm.outcome import Outcome, explain_waiting, judge, never_starts, read_record
 from slurmmesh.slurm.states import JobState
 
@@ -221,7 +221,7 @@ def watch_of(client: SlurmClient, job: SlurmJob, tell: Callable[[str], None]) ->
     """A watch over a submitted job."""
     ref = JobRef(job.id, job.cluster)
     if job.array is not None:
-        return ArrayWatch(client, ref, job.folder, array_indexes(str(job.array)), tell)
+        return ArrayWatch(client, ref, job.folder, array_tasks(str(job.array)), tell)
     return JobWatch(client, ref, job.folder, tell, job.requeue)
 
 

@@ -44,11 +44,16 @@ def write(text: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
+    write_bytes(os.fsencode(text))
+
+
+def write_bytes(data: bytes) -> None:
+    """To stdout, as it is. Raises as ``write`` does."""
     try:
         if sys.stdout is None:  # Python found it closed
             raise OSError(errno.EBADF, "it is closed")
         sys.stdout.flush()
-        sys.stdout.buffer.write(os.fsencode(text))
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except OSError as error:
         raise OutputError(error) from None

@@ -59,15 +59,19 @@ def make(request: Request, cwd: Path) -> Plan:
     )
     settings = loaded.settings
     defaults = {name: each.value for name, each in loaded.submit.items()}
-    ways = {name: defaults.pop(name) for name in ("cluster", "wait", "follow") if name in defaults}
+    ways: dict[str, Any] = {
+        name: defaults.pop(name) for name in ("cluster", "wait", "follow") if name in defaults
+    }
     options = _over(defaults, request.options)
     options["chdir"] = cwd / options.get("chdir", "")
     options.setdefault("interface", settings.interface)
     if request.controller is not None:
-        shared: dict[str, Any] = {name: options[name] for name in _SHARED if name in options}
-        options["controller"] = Resources(**(shared | dict(request.controller)))
+        controller = {name: options[name] for name in _SHARED if name in options}
+        controller.update(request.controller)
+        options["controller"] = Resources(**controller)
     job = SlurmJob(request.program, args=request.args, job_root=settings.job_root, **options)
-    plan = Plan(job, settings, request.options, **{**ways, **request.command})
+    ways.update(request.command)
+    plan = Plan(job, settings, request.options, **ways)
     if plan.follow and job.array:
         raise UsageError(
             "--follow shows one job, --array makes many: use --wait, and `slurmmesh logs --follow`"

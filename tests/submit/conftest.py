@@ -82,7 +82,8 @@ print(helper.WORD, list(actors.word.call().get().values()))
 
     def log(self, job_id: str = "*") -> str:
         """The controller's log of a job, empty if it is not there yet."""
-        paths = list(self.jobs.glob(f"{job_id}/controller.log"))
+        flat = self.jobs.glob(f"{job_id}/controller.log")
+        paths = [*flat, *self.jobs.glob(f"{job_id}/attempt-*/controller.log")]
         return paths[0].read_text() if paths else ""
 
 

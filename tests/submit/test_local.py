@@ -234,7 +234,7 @@ def test_no_permission_in_the_job_root(local: Any) -> None:
 import os, sys
 from pathlib import Path
 from slurmmesh.errors import ConfigError
-from slurmmesh.submit.folders import prepare_root
+from slurmmesh.slurm.root import prepare_root
 
 os.setgroups([])
 os.setgid(65534)

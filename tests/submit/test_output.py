@@ -14,7 +14,7 @@ import pytest
 
 from slurmmesh.lab import Lab
 
-LATER = "--sbatch=--begin=now+1hour"
+LATER = "--begin=now+1hour"
 CASES = [(">&-", 6), (">/dev/full", 6), ("| true", 141)]
 
 

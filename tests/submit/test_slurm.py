@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ try:
 finally:
     print("stopped in order", flush=True)
 """
-LATER = "--sbatch=--begin=now+1hour"
+LATER = "--begin=now+1hour"
 
 
 def queue(lab: Lab) -> list[str]:
@@ -54,7 +55,7 @@ print(sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURMMES
     )
     done = slurm.run(
         *("-N2", "--spares", "1", "--gpus-per-node=4", "-c", "3", "-t", "10", "-p", "low"),
-        *("-J", 'my "run" #1', "--sbatch", "--comment=it's", "--wait", name, "--", "a b", "c\nd"),
+        *("-J", 'my "run" #1', "--comment=it's", "--wait", name, "--", "a b", "c\nd"),
     )
     assert done.returncode == 0, done.stderr + slurm.log()
     (folder,) = (path for path in slurm.jobs.iterdir() if path.is_dir())
@@ -70,10 +71,15 @@ print(sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURMMES
     shown = lab.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T|%D|%P|%l|%j|%k").stdout
     assert shown == 'COMPLETED|3|low|10:00|my "run" #1|it\'s\n'
     assert "Restarts=0" in lab.run("scontrol", "show", "job", job_id).stdout
-    record = json.loads((folder / "job.json").read_text())
+    attempt = folder / "attempt-0"
+    record = json.loads((attempt / "job.json").read_text())
     assert (record["job_id"], record["exit_code"]) == (job_id, 0)
-    assert [path.stat().st_mode & 0o777 for path in (slurm.jobs, folder)] == [0o700, 0o700]
-    assert str(folder / "controller.log") in (slurm.jobs / f"{job_id}.out").read_text()
+    modes = [path.stat().st_mode & 0o777 for path in (slurm.jobs, folder, attempt)]
+    assert modes == [0o700, 0o700, 0o700]
+    assert json.loads((folder / "submit.json").read_text())["name"] == 'my "run" #1'
+    kept = (folder / "script.sh").read_text()
+    assert kept in lab.run("scontrol", "write", "batch_script", job_id, "-").stdout
+    assert str(attempt / "controller.log") in (slurm.jobs / f"{job_id}.out").read_text()
 
 
 def test_files_of_the_user_hide_no_module_of_pythons(slurm: Any) -> None:
@@ -128,7 +134,9 @@ def test_scancel_reaches_the_controller_which_stops_in_order(
     assert done.returncode == 4
     assert f"job {job_id} was cancelled" in done.stderr
     assert "stopped in order" in slurm.log()
-    assert json.loads((slurm.jobs / job_id / "job.json").read_text())["exit_code"] == 143
+    assert (
+        json.loads((slurm.jobs / job_id / "attempt-0" / "job.json").read_text())["exit_code"] == 143
+    )
     assert state(lab, job_id) == "CANCELLED"
 
 
@@ -236,7 +244,7 @@ def test_ctrl_c_while_sbatch_runs_cancels_what_it_submits(
     [
         (
             ["-p", "nowhere"],
-            "no such partition\n  Slurm said: Batch job submission failed: Invalid",
+            "or has no default one\n  Slurm said: Batch job submission failed: Invalid",
         ),
         (["--gpus-per-node=9"], "no such nodes, or not so many\n  Slurm said: Batch job subm"),
         (["-c", "1000"], "can never start, so it was cancelled\n  Slurm said: PartitionConfig"),
@@ -283,7 +291,7 @@ sys.exit(done.returncode)
 """
     )
     done = slurm.run("--wait", "-N1", "--gpus-per-node=2", "-c2", outer)
-    outer_log = "".join(path.read_text() for path in slurm.jobs.glob("*/controller.log"))
+    outer_log = "".join(path.read_text() for path in slurm.jobs.glob("*/attempt-0/controller.log"))
     assert done.returncode == 0, outer_log
     assert "not used: SBATCH_PARTITION of your shell" in outer_log
     (line,) = (text for text in outer_log.splitlines() if text.startswith("inner "))
@@ -306,8 +314,8 @@ def test_a_network_that_the_node_does_not_have(slurm: Any) -> None:
     name = slurm.script("")
     done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="nosuch0")
     assert done.returncode == 6
-    assert "SLURMMESH_INTERFACE=nosuch0: node " in slurm.log()
-    assert "it has lo 127.0.0.1" in slurm.log()
+    assert "interface nosuch0 (--interface, SLURMMESH_INTERFACE): on node" in slurm.log()
+    assert "lo 127.0.0.1" in slurm.log()
     done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="10.0.0.0/33")
     assert done.returncode == 2
     assert "SLURMMESH_INTERFACE='10.0.0.0/33' is no network" in done.stderr
@@ -371,6 +379,7 @@ def test_the_job_folder_cannot_be_made_on_the_node(slurm: Any, wait_until: WaitU
     """As on a node that does not see the file system of the submit."""
     done = slurm.run("--parsable", LATER, slurm.script(""))
     job_id = done.stdout.strip()
+    shutil.rmtree(slurm.jobs / job_id)
     (slurm.jobs / job_id).write_text("a file in its place")
     subprocess.run(
         ["scontrol", "update", f"jobid={job_id}", "starttime=now"], env=slurm.environ, check=True
@@ -397,9 +406,8 @@ def test_an_id_that_an_earlier_cluster_used_is_not_taken_for_the_earlier_job(
         codes.append(done.returncode)
     assert codes == [0, 7]
     records = [
-        json.loads((folder / "job.json").read_text())["exit_code"]
-        for folder in sorted((tmp_path / "jobs").glob("7*"))
-        if folder.is_dir()
+        json.loads(path.read_text())["exit_code"]
+        for path in sorted((tmp_path / "jobs").glob("7*/attempt-0/job.json"))
     ]
     assert sorted(records) == [0, 7]
 

@@ -1,0 +1,187 @@
+"""Jobs with more than one life: started again, many at once, of several components."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slurmmesh.lab import Lab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+WaitUntil = Callable[[Callable[[], object]], None]
+
+TWO_LIVES = """
+import os, signal, time
+from pathlib import Path
+life = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+print("life", life, flush=True)
+if life == 0:
+    Path("first life").touch()
+    while True:
+        time.sleep(1)
+"""
+
+
+def attempts(slurm: Any, job_id: str) -> dict[str, str]:
+    return {
+        path.parent.name: path.read_text() for path in slurm.jobs.glob(f"{job_id}/*/controller.log")
+    }
+
+
+@pytest.mark.parametrize("option", ["--wait", "--follow"])
+def test_a_requeued_job_is_waited_for_and_has_a_folder_for_each_attempt(
+    slurm: Any, lab: Lab, wait_until: WaitUntil, option: str
+) -> None:
+    process = slurm.start("--requeue", option, slurm.script(TWO_LIVES))
+    wait_until((slurm.folder / "first life").exists)
+    (job_id,) = lab.run("squeue", "-h", "-o", "%i").stdout.split()
+    lab.run("scontrol", "requeue", job_id)
+    done = slurm.finish(process)
+    assert done.returncode == 0, done.stderr
+    assert f"job {job_id} was requeued: attempt 1" in done.stderr
+    assert f"job {job_id} ended well" in done.stderr
+    logs = attempts(slurm, job_id)
+    assert sorted(logs) == ["attempt-0", "attempt-1"]
+    assert "life 0" in logs["attempt-0"]
+    assert "life 1" in logs["attempt-1"]
+    if option == "--follow":
+        assert "life 0\n" in done.stdout
+        assert "life 1\n" in done.stdout
+
+
+def test_a_preempted_job_runs_again(lab: Lab, slurm: Any, wait_until: WaitUntil) -> None:
+    """Its nodes are taken by a job of a higher partition, then given back."""
+    process = slurm.start("-p", "low", "-N4", "--requeue", "--wait", slurm.script(TWO_LIVES))
+    wait_until((slurm.folder / "first life").exists)
+    higher = lab.run("sbatch", "-p", "high", "-N4", "--exclusive", "-o/dev/null", "--wrap=true")
+    assert "Submitted" in higher.stdout
+    done = slurm.finish(process)
+    assert done.returncode == 0, done.stderr
+    assert "was requeued: attempt 1" in done.stderr
+
+
+def test_an_array(slurm: Any) -> None:
+    name = slurm.script(
+        """
+import os, sys
+import slurmmesh as sm
+print("task", os.environ["SLURM_ARRAY_TASK_ID"], sm.this_job().id)
+sys.exit(5 if os.environ["SLURM_ARRAY_TASK_ID"] == "3" else 0)
+"""
+    )
+    done = slurm.run("--wait", "--array", "1,3-5:2%2", name)
+    assert done.returncode == 5, done.stderr
+    array = done.stdout.split()[2]
+    assert f"job {array}: 1 of 3 tasks failed (1 with code 5); the first: job {array}_3" in (
+        done.stderr
+    )
+    assert f"{array}_3/attempt-0/controller.log" in done.stderr
+    for task in (1, 3, 5):
+        assert f"task {task} {array}_{task}\n" in slurm.log(f"{array}_{task}")
+    kept = json.loads((slurm.jobs / array / "submit.json").read_text())
+    assert (kept["id"], kept["options"]["array"]) == (array, "1,3-5:2%2")
+    assert slurm.run("--wait", "--array=7", slurm.script("", "good.py")).returncode == 0
+
+
+def test_tasks_that_can_never_start_are_cancelled(slurm: Any, lab: Lab) -> None:
+    done = slurm.run("--wait", "--array=0-2", "-c", "1000", slurm.script(""))
+    assert done.returncode == 3, done.stderr
+    assert "can never start, so it was cancelled" in done.stderr
+    assert not lab.run("squeue", "-h").stdout
+
+
+def test_a_controller_with_resources_of_its_own(slurm: Any, lab: Lab) -> None:
+    name = slurm.script(
+        """
+import os
+import slurmmesh as sm
+
+class Host(sm.Actor):
+    @sm.endpoint
+    def node(self):
+        return os.environ["SLURMD_NODENAME"], os.environ["SLURM_HET_JOB_ID"]
+
+job = sm.this_job()
+actors = job.hosts.spawn_procs(name="procs").spawn("host", Host)
+print("controller", os.environ["SLURMD_NODENAME"], "of", job.id)
+print("hosts", job.hosts.names, list(actors.node.call().get().values()), job.spares.names)
+"""
+    )
+    done = slurm.run(
+        *("-p", "low", "-c", "3", "--mem=100M", ":", "-p", "main", "-N2", "--spares=1"),
+        *("--gpus-per-node=2", "-J", "het", "--wait", name),
+    )
+    assert done.returncode == 0, done.stderr + slurm.log()
+    job_id = done.stdout.split()[2]
+    log = slurm.log()
+    assert f"controller node1 of {job_id}" in log
+    nodes = [f"('node2', '{job_id}')", f"('node3', '{job_id}')"]
+    assert f"hosts ['node2', 'node3'] [{', '.join(nodes)}] ['node4']" in log
+    asked = lab.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%i|%P|%D|%j").stdout
+    assert sorted(asked.split()) == [f"{job_id}+0|low|1|het", f"{job_id}+1|main|3|het"]
+
+
+def test_files_of_ones_own_for_the_output(slurm: Any) -> None:
+    name = slurm.script(
+        "import sys; print('to out'); print('to err', file=sys.stderr); sys.exit('slurmmesh: x')"
+    )
+    words = ["--wait", "-o", "out %j.txt", "-e", "err %j.txt"]
+    done = slurm.run(*words, name)
+    assert done.returncode == 1, done.stderr
+    job_id = done.stdout.split()[2]
+    assert "to out\n" in (slurm.folder / f"out {job_id}.txt").read_text()
+    assert "to err\n" in (slurm.folder / f"err {job_id}.txt").read_text()
+    attempt = slurm.jobs / job_id / "attempt-0"
+    assert (attempt / "controller.log").resolve() == slurm.folder / f"out {job_id}.txt"
+    assert "its last line: slurmmesh: x" in done.stderr
+    done = slurm.run("--wait", "-o", "/dev/null", name)
+    assert "to out\nto err\n" in slurm.log(done.stdout.split()[2]).replace("\nslurmmesh", "")
+
+
+def test_slurm_picks_the_nodes(slurm: Any) -> None:
+    name = slurm.script(
+        "import slurmmesh as sm; j = sm.this_job(); print('got', j.hosts.names, j.spares)"
+    )
+    for words, hosts in (
+        (["-w", "node[2-3]"], "['node2', 'node3'] None"),
+        (["-N", "2-3"], "['node1', 'node2', 'node3'] None"),
+        (["-n", "200", "-x", "node1,long-gone"], "['node2', 'node3', 'node4'] None"),
+    ):
+        done = slurm.run("--wait", *words, name)
+        assert done.returncode == 0, done.stderr
+        assert f"got {hosts}" in slurm.log(done.stdout.split()[2])
+
+
+def test_slurm_is_asked_when_a_job_would_start(slurm: Any, lab: Lab) -> None:
+    done = slurm.run("--cluster=slurm", "--test-only", "-N3", slurm.script(""))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "to start at" in done.stdout
+    assert "node[1-3]" in done.stdout
+    assert not lab.run("squeue", "-h", "-t", "all", "-n", "program.py").stdout
+    done = slurm.run("--test-only", "-p", "nowhere", slurm.script(""))
+    assert done.returncode == 3
+
+
+def test_json(slurm: Any) -> None:
+    done = slurm.run("--json", "--wait", "-N2", "--comment=x y", slurm.script(""))
+    told = json.loads(done.stdout)
+    assert told["folder"] == str(slurm.jobs / told["id"])
+    assert (told["nodes"], told["name"], told["options"]["comment"]) == (2, "program.py", "x y")
+
+
+def test_the_shells_before_the_program(slurm: Any) -> None:
+    name = slurm.script("import os; print(ascii([os.environ[n] for n in ('A', 'B', 'C')]))")
+    done = slurm.run(
+        *("--wait", "--setup", "export A='from setup'", "--setup", '[ -n "$A" ] # it\'s'),
+        *("--env", 'B=it\'s\n"$A"', "--env", "C", name),
+        C="here,1",
+    )
+    assert done.returncode == 0, done.stderr + slurm.log()
+    assert ascii(["from setup", 'it\'s\n"$A"', "here,1"]) in slurm.log()
+    done = slurm.run("--wait", "--setup", "module load no-such-thing", name)
+    assert done.returncode == 6
+    assert "--setup module load no-such-thing: failed" in slurm.log(done.stdout.split()[2])
