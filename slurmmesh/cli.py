@@ -13,6 +13,10 @@ usage: slurmmesh COMMAND ...
 
 commands (each has its own --help):
   submit     run a program on a Slurm cluster, or on this machine
+  list       your jobs: running, waiting, ended
+  status     how a job is: nodes, meshes, training, failures
+  logs       what a job writes, and has written
+  cancel     end jobs
   lab        a real Slurm of several nodes on this machine
   report     a report of a job from its folder
   config     each setting, its value, and where that comes from
@@ -30,6 +34,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slurmmesh.submit.command import main as submit
 
             return submit(words[1:])
+        case ["list"]:
+            from slurmmesh.jobs.list_command import main as list_jobs
+
+            return list_jobs(words[1:])
+        case ["status"]:
+            from slurmmesh.jobs.status_command import main as status
+
+            return status(words[1:])
+        case ["logs"]:
+            from slurmmesh.jobs.logs_command import main as logs
+
+            return logs(words[1:])
+        case ["cancel"]:
+            from slurmmesh.jobs.cancel_command import main as cancel
+
+            return cancel(words[1:])
         case ["lab"]:
             from slurmmesh.lab.__main__ import main as lab
 

@@ -1,18 +1,20 @@
 """Writes the report of a run: ``report.html``, ``summary.json`` and its event log, in one folder.
 
-python -m slurmmesh.telemetry.report EVENTS_OR_JOBDIR [--out DIR] [--baseline DIR]
+python -m slurmmesh.telemetry.report JOB [--out DIR] [--baseline DIR]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slurmmesh import folders
 from slurmmesh.errors import MissingDependencyError, ReportError, SlurmmeshError, UsageError
 from slurmmesh.telemetry import page, plots, wording
 from slurmmesh.telemetry.files import copy_whole, make_folder, write_whole
@@ -105,6 +107,7 @@ def _json(summary: dict[str, Any]) -> bytes:
 
 def _baseline(place: Path) -> tuple[RunHistory | None, dict[str, Any]]:
     """The history of the baseline, if its log is there, and its summary."""
+    place = folders.latest_attempt(place)
     summary_path = place / "summary.json"
     if not summary_path.is_file() or (place / "events.jsonl").is_file():
         history = read_history(place)
@@ -127,7 +130,10 @@ def _remembered_baseline(folder: Path) -> str | None:
     place = summary.get("baseline") if isinstance(summary, dict) else None
     if not isinstance(place, str):
         return None
-    if any((Path(place) / name).is_file() for name in ("", "events.jsonl", "summary.json")):
+    if any(
+        (folders.latest_attempt(Path(place)) / name).is_file()
+        for name in ("", "events.jsonl", "summary.json")
+    ):
         return place
     print(
         f"report: left out the earlier comparison: the baseline {wording.one_line(place)} is gone; "
@@ -137,13 +143,21 @@ def _remembered_baseline(folder: Path) -> str | None:
     return None
 
 
+def _place(text: str) -> Path:
+    """A path, or for a job's id its folder: in the usual root, or where the user's index says."""
+    if os.path.lexists(text):
+        return Path(text)
+    root = Path(os.environ.get("SLURMMESH_JOB_ROOT") or "slurmmesh-jobs")
+    return folders.find(text.partition(";")[0], root) or Path(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m slurmmesh.telemetry.report",
         description="Write the report of a job: report.html, summary.json and its event log.",
     )
-    parser.add_argument("events", metavar="EVENTS_OR_JOBDIR", help="a job folder or events.jsonl")
+    parser.add_argument("job", metavar="JOB", help="a job's folder or id, or an events.jsonl")
     parser.add_argument("--out", metavar="DIR", help="where to write (default: beside the log)")
     parser.add_argument(
         "--baseline",
@@ -152,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        log = find_event_log(arguments.events)
+        log = find_event_log(_place(arguments.job))
         baseline = arguments.baseline or _remembered_baseline(log.parent)
         print(write_report(log, arguments.out or log.parent, baseline))
     except SlurmmeshError as error:

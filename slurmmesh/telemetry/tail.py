@@ -13,39 +13,48 @@ import os
 from pathlib import Path
 
 from slurmmesh.errors import UsageError
+from slurmmesh.folders import latest_attempt
 from slurmmesh.telemetry.events import Event
 
 _BYTES_PER_READ = 4 << 20
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
-class LineTail:
-    """Hands out the lines of a growing file, each once.
+class ByteTail:
+    """Hands out the lines of a growing file as they are, each once.
 
     A file that is not there yet has no lines. A file that shrank or was replaced is read again
-    from its start. Undecodable bytes become U+FFFD.
+    from its start.
 
     Attributes:
         at_end: whether the last read came to the end of the file as it was then.
+        at_once: bytes that one call of ``read`` takes at most.
 
     Args:
         path: the file; its folder need not exist yet.
         longest_line: bytes after which a line without an end is handed out in pieces, so that a
             program that never ends its line can neither hide its output nor fill the memory.
+        offset: where to begin, in a file that is there.
     """
 
-    def __init__(self, path: Path | str, longest_line: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        longest_line: int = 1 << 20,
+        offset: int = 0,
+    ) -> None:
         self.path = Path(path)
         self.at_end = True
         self._longest_line = longest_line
-        self._file_id: tuple[int, int] | None = None
-        self._offset = 0
+        self.at_once = _BYTES_PER_READ
+        self._file_id = _file_id(self.path) if offset else None
+        self._offset = offset
         self._partial = b""
 
-    def read(self) -> list[str]:
+    def read(self) -> list[bytes]:
         """Return the lines completed since the last call, without their newlines.
 
-        One call reads at most 4 MiB; ``at_end`` says whether there was more.
+        ``at_end`` says whether there was more than one call may take.
 
         Raises:
             OSError: the file is there and cannot be read.
@@ -55,12 +64,12 @@ class LineTail:
         while len(self._partial) > self._longest_line:
             lines.append(self._partial[: self._longest_line])
             self._partial = self._partial[self._longest_line :]
-        return [line.decode(errors="replace") for line in lines]
+        return lines
 
-    def rest(self) -> str:
+    def rest(self) -> bytes:
         """Return the last line, if it has no newline yet, and count it as read."""
-        text, self._partial = self._partial.decode(errors="replace"), b""
-        return text
+        rest, self._partial = self._partial, b""
+        return rest
 
     def _read_bytes(self) -> bytes:
         self.at_end = True
@@ -73,7 +82,7 @@ class LineTail:
                 if status.st_size == self._offset:
                     return b""
                 file.seek(self._offset)
-                data = file.read(_BYTES_PER_READ)
+                data = file.read(self.at_once)
         except OSError as error:
             if error.errno in _GONE:
                 return b""
@@ -81,6 +90,35 @@ class LineTail:
         self._offset += len(data)
         self.at_end = self._offset >= status.st_size
         return data
+
+
+class LineTail:
+    """Hands out the lines of a growing file as text, each once; see :class:`ByteTail`.
+
+    Undecodable bytes become U+FFFD.
+    """
+
+    def __init__(self, path: Path | str, longest_line: int = 1 << 20) -> None:
+        self._bytes = ByteTail(path, longest_line)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the last read came to the end of the file as it was then."""
+        return self._bytes.at_end
+
+    def read(self) -> list[str]:
+        """Return the lines completed since the last call, without their newlines.
+
+        One call reads at most 4 MiB; ``at_end`` says whether there was more.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        return [line.decode(errors="replace") for line in self._bytes.read()]
+
+    def rest(self) -> str:
+        """Return the last line, if it has no newline yet, and count it as read."""
+        return self._bytes.rest().decode(errors="replace")
 
 
 class EventTail:
@@ -119,14 +157,24 @@ class EventTail:
 def find_event_log(place: Path | str) -> Path:
     """Return the event log meant by ``place``: the file itself, or ``events.jsonl`` in a folder.
 
+    In the folder of a job, that of its last attempt.
+
     Raises:
         UsageError: there is none.
     """
     path = Path(place)
     if path.is_dir():
-        path = path / "events.jsonl"
+        path = latest_attempt(path) / "events.jsonl"
     if not path.is_file():
         raise UsageError(
             f"there is no event log at {path}: give a job folder, or the events.jsonl in it"
         )
     return path
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,1 @@
+"""Commands on jobs: list, status, logs, cancel."""
