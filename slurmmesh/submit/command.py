@@ -190,7 +190,8 @@ def _announcement(plan: Plan, job: SlurmJob, folder: Path, verb: str) -> str:
 
 def _tell_why(folder: Path) -> None:
     """What a reader of a failed job would look for first."""
-    if words := last_words(folder / "controller.log"):
+    # Where stderr has a file of its own, the reason is in that.
+    if words := last_words(folder / "controller.err") or last_words(folder / "controller.log"):
         tell(words)
     if reason := why_incomplete(folder):
         tell(reason)
