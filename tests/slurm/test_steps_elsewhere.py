@@ -133,7 +133,7 @@ def test_a_program_does_not_end_before_its_steps(lab: Lab, tmp_path: Path, pream
         preamble
         + """
 def work(k):
-    time.sleep(0.2)
+    time.sleep(2)
     Path(f"done {k}").touch()
 
 executor.update_parameters(array_parallelism=2)

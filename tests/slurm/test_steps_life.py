@@ -145,6 +145,7 @@ def test_what_ends_without_a_result_is_told_with_its_cause(in_an_allocation: Run
         def no_pickle():
             return (each for each in ())
 
+        executor.update_parameters(nodelist="node1")
         broken = StepExecutor("steps", python="/no/such/python")
         greedy = StepExecutor("steps")
         greedy.update_parameters(cpus_per_task=1000)

@@ -86,11 +86,19 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.save_tmp")
 
 
+def is_there(note: Path) -> bool:
+    """Whether there is a note; false too where its file system does not answer."""
+    try:
+        return note.exists()
+    except OSError:
+        return False
+
+
 def take(note: Path) -> bool:
-    """Take a note away; false if there is none, or another process was faster."""
+    """Take a note away; false if there is none that can be, or another process was faster."""
     try:
         note.unlink()
-    except FileNotFoundError:
+    except OSError:
         return False
     return True
 

@@ -24,13 +24,15 @@ from pathlib import Path
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.slurm.steps import endings
 from slurmmesh.slurm.steps.inside import StepJobEnvironment
-from slurmmesh.slurm.steps.paths import StepPaths, take, write_json
+from slurmmesh.slurm.steps.paths import StepPaths, is_there, take, write_json
 
 # How often a step's files are looked at for its wish to be started again, or not at all.
 _LOOK_EVERY_S = 1.0
 # From that wish, or from SIGTERM to a cancelled step's srun, until it is ended by force.
 GRACE_S = 10.0
 _READY_WITHIN_S = 60.0
+# A program that ends waits so long for its steps without saying so: their sruns are just ending.
+_QUIETLY_S = 2.0
 _WORDS = 4000
 
 
@@ -120,15 +122,15 @@ class Runner:
             SetupError: it cannot be started here.
         """
         with self._lock:
-            self._steps[step.tag] = step
             if step.has_room:
                 try:
                     self._start(step)
                 except OSError as error:
                     raise SetupError(f"a step cannot be started: {error}") from error
+                self._watch()
             else:
                 self._waiting.append(step)
-            self._watch()
+            self._steps[step.tag] = step
 
     def cancel(self, step: Step) -> None:
         """End a step, or do not start it; returns at once."""
@@ -162,7 +164,7 @@ class Runner:
         """
         deadline = time.monotonic() + _READY_WITHIN_S
         # Until its first task heeds the signal, it would kill it.
-        while step.state == "RUNNING" and not step.paths.started.exists():
+        while step.state == "RUNNING" and not is_there(step.paths.started):
             if time.monotonic() > deadline:
                 break
             step.over.wait(0.02)
@@ -174,17 +176,18 @@ class Runner:
 
     def wait_for_awaited(self) -> None:
         """Return when no step is left that this program has to see to; Ctrl-C ends the waiting."""
-        told = False
+        deadline = time.monotonic() + _QUIETLY_S
         with contextlib.suppress(KeyboardInterrupt):
-            while steps := self._awaited():
-                if not told:
-                    told = True
-                    print(
-                        f"slurmmesh: {len(steps)} of this program's steps are not over yet; it "
-                        "waits for them (Ctrl-C ends that)",
-                        file=sys.stderr,
-                    )
-                steps[0].over.wait()
+            for step in self._awaited():
+                step.over.wait(max(0.0, deadline - time.monotonic()))
+            if steps := self._awaited():
+                print(
+                    f"slurmmesh: {len(steps)} of this program's steps are not over yet; it waits "
+                    "for them (Ctrl-C ends that)",
+                    file=sys.stderr,
+                )
+                for step in steps:
+                    step.over.wait()
 
     def _awaited(self) -> list[Step]:
         return [s for s in list(self._steps.values()) if s.awaited and not s.over.is_set()]
@@ -201,12 +204,15 @@ class Runner:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        next_look = 0.0
         while True:
             with self._lock:
                 for step in list(self._running):
                     self._settle(step)
-                    if step.process is not None:
-                        self._see_to(step)
+                if (now := time.monotonic()) >= next_look:
+                    next_look = now + _LOOK_EVERY_S
+                    for step in self._running:
+                        self._see_to(step, now)
                 self._fill()
                 if not self._running:
                     self._thread = None
@@ -221,27 +227,27 @@ class Runner:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
 
-    def _see_to(self, step: Step) -> None:
+    def _see_to(self, step: Step, now: float) -> None:
         """What is due for a step that runs."""
         assert step.process is not None
         if not step.supervised:
             return
-        now = time.monotonic()
-        if step.paths.cancel.exists():
+        if is_there(step.paths.cancel):
             step.cancelled = True
             step.force_at = step.force_at or now
-        if step.force_at is None and step.paths.requeue.exists():
+        if step.force_at is None and is_there(step.paths.requeue):
             step.force_at = now + GRACE_S
         if step.force_at is not None and self._is_to_be_forced(step, now):
             step.process.terminate() if now < step.force_at + GRACE_S else step.process.kill()
-        if step.warn_at is not None and now >= step.warn_at and step.paths.started.exists():
+        if step.warn_at is not None and now >= step.warn_at and is_there(step.paths.started):
             step.warn_at = None
             self._warn(step, timeout=True)
 
     def _warn(self, step: Step, timeout: bool) -> None:
         assert step.process is not None
         if timeout:
-            step.paths.timeout.touch()
+            with contextlib.suppress(OSError):
+                step.paths.timeout.touch()
         step.process.send_signal(StepJobEnvironment._usr_sig())
 
     def _is_to_be_forced(self, step: Step, now: float) -> bool:
@@ -257,7 +263,7 @@ class Runner:
             if not step.has_room:
                 continue
             self._waiting.remove(step)
-            if step.paths.cancel.exists():
+            if is_there(step.paths.cancel):
                 self._end(step, -signal.SIGTERM, "CANCELLED")
                 continue
             try:
@@ -278,7 +284,12 @@ class Runner:
                 # A Ctrl-C at the terminal is for the program, which ends its steps in order.
                 start_new_session=True,
             )
-        step.pidfd = os.pidfd_open(process.pid)
+        try:
+            step.pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
         step.process = process
         step.state = "RUNNING"
         step.force_at = None
@@ -302,7 +313,7 @@ class Runner:
             self._waiting.appendleft(step)
             self._watch()
             return
-        cancelled = step.cancelled or step.paths.cancel.exists()
+        cancelled = step.cancelled or is_there(step.paths.cancel)
         stderr = _stderr_of(step) if code else ""
         self._end(step, code, endings.final_state(code, cancelled, step.said(), stderr))
         if self._waiting:
@@ -312,7 +323,7 @@ class Runner:
         """Whether it is to be started again; then nothing of its last attempt is left."""
         paths = step.paths
         paths.refresh()
-        if step.cancelled or paths.cancel.exists() or not paths.requeue.exists():
+        if step.cancelled or is_there(paths.cancel) or not is_there(paths.requeue):
             return False
         clear_attempt(paths, step.tasks)
         return take(paths.requeue)
