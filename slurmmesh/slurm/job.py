@@ -277,12 +277,21 @@ class SlurmJob(Resources):
     def logs(self, tail: int | None = None) -> str:
         """What it has written: the controller's log, then each host's, under their names.
 
+        Of an array those of all its tasks.
+
         Args:
             tail: only so many of the last lines of each.
         """
-        attempt = folders.latest_attempt(self.folder)
-        paths = [*sorted(attempt.glob("controller.*")), *sorted(attempt.glob("logs/*.log"))]
-        return "\n".join(f"==> {path.name} <==\n{_text_of(path, tail)}" for path in paths)
+        from slurmmesh.slurm.status import tasks_with_folders
+
+        tasks = [self.folder.with_name(name) for name in tasks_with_folders(self.folder)]
+        texts = []
+        for folder in tasks or [self.folder]:
+            attempt = folders.latest_attempt(folder)
+            for path in (*sorted(attempt.glob("controller.*")), *sorted(attempt.glob("logs/*.log"))):
+                name = f"{folder.name}/{path.name}" if tasks else path.name
+                texts.append(f"==> {name} <==\n{_text_of(path, tail)}")
+        return "\n".join(texts)
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
         """Wait for its end; returns how it ended, or None if that has not come in time.
