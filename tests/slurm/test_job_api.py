@@ -64,7 +64,7 @@ def test_an_array(here: Path) -> None:
     assert ended.message == f"job {job.id}: all 2 tasks ended well"
     assert job.status().state is JobState.COMPLETED
     log = f"==> {job.id}_1/controller.log <==\n"
-    assert job.logs().partition(log)[2].partition("==>")[0].endswith("\n1\n\n")
+    assert "\n1\n" in job.logs().partition(log)[2].partition("==>")[0]
 
 
 def test_before_it_is_submitted_there_is_nothing_to_ask(tmp_path: Path) -> None:
