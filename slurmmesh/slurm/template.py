@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import os
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ def render(job: SlurmJob) -> str:
     """
     values = _values(job)
     try:
-        return _Environment().get_template(job.template).render(values)
+        return _environment().get_template(job.template).render(values)
     except Exception as error:  # a template can do wrong whatever a program can
         where = _place_in_template(error)
         if isinstance(error, UsageError) and not where:
@@ -122,8 +124,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            # The name goes for the file's, so that a traceback tells in which template it was.
-            loader=jinja2.FunctionLoader(lambda name: (template_text(name), name, None)),
+            loader=jinja2.FunctionLoader(_load),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -142,6 +143,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(getattr(obj, "__self__", None), SlurmJob):
             raise UsageError(f"a template may read the job, not call its {obj.__name__}()")
         return bool(super().is_safe_callable(obj))
+
+
+@functools.cache
+def _environment() -> _Environment:
+    """One for all jobs, which keeps what it has compiled."""
+    return _Environment()
+
+
+def _load(name: str) -> tuple[str, str, Callable[[], bool]]:
+    """Text, file and whether that is still the text. The name goes for the file's, for errors."""
+    text = template_text(name)
+    return text, name, lambda: template_text(name) == text
 
 
 def _is_file(name: str) -> bool:

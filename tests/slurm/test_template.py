@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,71 +15,91 @@ from hypothesis import strategies as st
 from slurmmesh._version import __version__
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm.bootstrap import python_code
-from slurmmesh.slurm.job import SlurmJob
-from slurmmesh.slurm.template import command_line_options, render
+from slurmmesh.slurm.job import Resources, SlurmJob
+from slurmmesh.slurm.template import command_line_options, render, template_names
+from slurmmesh.slurm.template_check import directives
 
 GOLDEN = Path(__file__).parent / "golden"
 PLAIN = SlurmJob(
-    program=("train.py",),
-    job_root=Path("/shared/jobs"),
-    cwd=Path("/shared/work"),
-    python="/opt/venv/bin/python",
+    "train.py", job_root="/shared/jobs", chdir="/shared/work", python="/opt/venv/bin/python"
 )
 FULL = dataclasses.replace(
     PLAIN,
     program=("-m", "package.train"),
     args=("--lr", "3e-4", "two words", "it's\n#SBATCH --nodes=99\n$(id)"),
-    cwd=Path("/shared/a b'\"$x\nö"),
-    name='my "run" #1',
+    chdir="/shared/a b'\"$x\nö",
+    job_name='my "run" #1',
     nodes=16,
     spares=1,
     gpus_per_node="mi300x:8",
     cpus_per_task=96,
     time="2-12",
     partition="gpu",
-    sbatch=("--account=me", "-C zen4&mi300", "--comment=no # comment"),
+    account="me",
+    constraint="zen4&mi300",
+    comment="no # comment",
+    signal="USR1@120",
+    requeue=True,
+    sbatch=("--gpu-bind=none", "-H"),
+    setup=("module load rocm",),
+    env={"NCCL_DEBUG": "IN'FO\n$x"},
+    interface="10.8.0.0/16",
 )
 
 
-@pytest.mark.parametrize(("name", "job"), [("plain", PLAIN), ("full", FULL)])
-def test_golden_scripts(name: str, job: SlurmJob) -> None:
-    golden = (GOLDEN / f"{name}.sh").read_text(encoding="utf-8")
-    assert render(job) == golden.replace("VERSION", __version__)
-
-
-def directives(script: str) -> list[str]:
-    """As sbatch finds them: up to the first line that is no comment."""
-    found = []
-    for line in script.split("\n"):
-        if line.startswith("#SBATCH"):
-            found.append(line)
-        elif line.strip() and not line.startswith("#"):
-            break
-    return found
+@pytest.mark.parametrize("template", template_names())
+@pytest.mark.parametrize(("kind", "job"), [("plain", PLAIN), ("full", FULL)])
+def test_golden_scripts(kind: str, job: SlurmJob, template: str) -> None:
+    """UPDATE_GOLDEN=1 writes them anew; then read the difference."""
+    golden = GOLDEN / f"{template}-{kind}.sh"
+    script = render(dataclasses.replace(job, template=template))
+    if "UPDATE_GOLDEN" in os.environ:
+        golden.write_text(script.replace(__version__, "VERSION"), encoding="utf-8")
+    assert script == golden.read_text(encoding="utf-8").replace("VERSION", __version__)
 
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+WITH_ANY_TEXT = (
+    *("partition", "account", "qos", "constraint", "comment", "job_name", "licenses", "network"),
+    *("switches", "mail_user", "dependency", "begin", "reservation", "gres", "exclusive"),
+    *("output", "error", "container", "interface", "program"),
+)
+VALUES: dict[str, Any] = {
+    **dict.fromkeys(WITH_ANY_TEXT, TEXT),
+    **dict.fromkeys(("chdir", "job_root", "python"), TEXT.map("/{}".format)),
+    "sbatch": st.lists(TEXT.map("--wckey={}".format), max_size=2),
+    "setup": st.lists(TEXT, max_size=2),
+    "env": st.dictionaries(st.sampled_from(["A", "B", "_c1"]), TEXT, max_size=3),
+    "args": st.lists(TEXT, max_size=3),
+}
+# A few at a time: with all of them, one would always be refused.
+OPTIONS = st.lists(st.sampled_from(sorted(VALUES)), max_size=3, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names})
+)
 
 
-@given(TEXT, TEXT, st.lists(TEXT, max_size=3), TEXT, TEXT)
-@settings(max_examples=100, deadline=None)
-def test_no_value_adds_a_directive_or_a_command(
-    name: str, script: str, args: list[str], folder: str, comment: str
-) -> None:
+def tamed(name: str, value: Any) -> Any:
+    """A harmless value of the same form."""
+    match value:
+        case list():
+            return [tamed(name, each) for each in value]
+        case dict():
+            return dict.fromkeys(value, "x")
+    return {"sbatch": "--wckey=x", "setup": "true"}.get(name, "/x" if "/" in value else "x")
+
+
+@given(OPTIONS)
+@settings(max_examples=60, deadline=None)
+def test_no_value_adds_a_line(options: dict[str, Any]) -> None:
     try:
-        job = dataclasses.replace(
-            PLAIN,
-            program=(script,),
-            args=tuple(args),
-            name=name,
-            cwd=Path("/" + folder),
-            job_root=Path("/" + folder),
-            sbatch=(f"--comment={comment}",),
-        )
+        job = dataclasses.replace(PLAIN, **options)
         text = render(job)
     except UsageError:
         return
-    plain = render(dataclasses.replace(PLAIN, sbatch=("--comment=x",)))
+    given = {name: value for name, value in options.items() if value != ""}
+    tame = {name: tamed(name, value) for name, value in given.items()}
+    tame.update((name, "/x") for name in ("chdir", "job_root", "python") if name in given)
+    plain = render(dataclasses.replace(PLAIN, **tame))
     beside = command_line_options(job)
     assert len(directives(text)) + len(beside) == len(directives(plain))
     assert text.count("\n") + len(beside) == plain.count("\n")
@@ -94,24 +116,80 @@ def test_bash_accepts_it_and_gives_each_word_as_it_was() -> None:
 
 
 def test_a_folder_that_no_directive_can_carry_goes_on_the_command_line() -> None:
-    job = dataclasses.replace(PLAIN, job_root=Path("/a\nb %/jobs"))
+    job = dataclasses.replace(PLAIN, job_root="/a\nb %/jobs")
     assert "--output" not in render(job)
     assert command_line_options(job) == ["--output=/a\nb %%/jobs/%j.out"]
+    array = dataclasses.replace(job, array="0-3")
+    assert command_line_options(array) == ["--output=/a\nb %%/jobs/%A_%a.out"]
     assert command_line_options(PLAIN) == []
 
 
 def test_the_name_is_the_programs_unless_given() -> None:
-    assert PLAIN.name == "train.py"
-    assert dataclasses.replace(PLAIN, program=("x/y\nz.py",), name="").name == "y_z.py"
-    assert dataclasses.replace(PLAIN, program=("-m", "a.b"), name="").name == "a.b"
+    assert PLAIN.job_name == "train.py"
+    assert dataclasses.replace(PLAIN, program=("x/y\nz.py",), job_name=None).job_name == "y_z.py"
+    assert dataclasses.replace(PLAIN, program=("-m", "a.b"), job_name=None).job_name == "a.b"
+
+
+def directive_lines(**changes: Any) -> list[str]:
+    lines = directives(render(dataclasses.replace(PLAIN, **changes))).values()
+    return [line.removeprefix("#SBATCH ") for line in lines]
+
+
+def test_each_component_has_its_own_lines_and_is_kept_when_a_node_is_lost() -> None:
+    controller = Resources(partition="cpu", cpus_per_task=8, sbatch=["--hint=nomultithread"])
+    lines = directive_lines(controller=controller, nodes=4, spares=1, partition="gpu", time=30)
+    at = lines.index("hetjob")
+    assert lines[:at] == [
+        *("--job-name=train.py", "--output=/shared/jobs/%j.out", "--no-requeue"),
+        *("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=8", "--partition=cpu"),
+        *("--hint=nomultithread", "--no-kill"),
+    ]
+    assert lines[at + 1 :] == [
+        *("--nodes=5", "--ntasks-per-node=1", "--time=30", "--partition=gpu", "--no-kill"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("USR1@120", "--signal=B:USR1@120"),
+        ("R:USR1", "--signal=BR:USR1"),
+        ("B:10", "--signal=B:10"),
+    ],
+)
+def test_a_signal_goes_to_the_controller(given: str, line: str) -> None:
+    assert line in directive_lines(signal=given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes"),
+    [
+        ({}, "1"),
+        ({"nodes": 4, "spares": 2}, "4"),
+        ({"nodes": "2-4", "spares": 1}, "$((SLURM_JOB_NUM_NODES - 1))"),
+        ({"ntasks": 9}, "$((SLURM_JOB_NUM_NODES - 0))"),
+        (
+            {"nodes": "2-4", "controller": Resources()},
+            "$((SLURM_JOB_NUM_NODES_HET_GROUP_1 - 0))",
+        ),
+    ],
+)
+def test_the_number_of_hosts_is_left_to_slurm_where_it_decides(
+    changes: dict[str, Any], nodes: str
+) -> None:
+    script = render(dataclasses.replace(PLAIN, **changes))
+    assert f"export SLURMMESH_NODES={nodes}\n" in script
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
         ({"nodes": 0}, "at least one node"),
-        ({"nodes": -4}, "at least one node"),
+        ({"nodes": -4}, "--nodes"),
+        ({"nodes": "4-2"}, "backwards"),
+        ({"nodes": True}, "neither text nor a number"),
         ({"spares": -1}, "--spares"),
+        ({"spares": 1, "ntasks": 3}, "--spares needs --nodes"),
         ({"cpus_per_task": 0}, "--cpus-per-task"),
         ({"gpus_per_node": "-1"}, "--gpus-per-node"),
         ({"gpus_per_node": "mi300x:"}, "--gpus-per-node"),
@@ -119,21 +197,29 @@ def test_the_name_is_the_programs_unless_given() -> None:
         ({"time": "soon"}, "no time"),
         ({"partition": ""}, "--partition"),
         ({"partition": "a\nb"}, "--partition"),
-        ({"name": "a\nb"}, "--job-name"),
+        ({"job_name": "a\nb"}, "--job-name"),
+        ({"array": "a"}, "--array"),
+        ({"array": "0-3", "controller": Resources()}, "no arrays"),
         ({"sbatch": ("--nodes=3",)}, "use --nodes"),
+        ({"setup": ("a\nb",)}, "one line"),
+        ({"setup": "abc"}, "a list"),
+        ({"env": {"A B": "x"}}, "no name of a variable"),
+        ({"env": {"SLURM_JOB_ID": "1"}}, "set it themselves"),
+        ({"env": {"NOWHERE_TO_BE_SEEN": None}}, "not set here"),
+        ({"container_runtime": "apptainer"}, "--container IMAGE"),
         ({"program": ()}, "SCRIPT"),
         ({"program": ("-x",)}, "no script"),
         ({"program": ("-m", "a b")}, "no module"),
         ({"args": ("\0",)}, "NUL"),
-        ({"job_root": Path("jobs")}, "absolute"),
+        ({"job_root": "jobs"}, "absolute"),
         ({"python": ""}, "absolute"),
     ],
 )
-def test_bad_values_are_told_before_anything_starts(change: dict[str, object], word: str) -> None:
+def test_bad_values_are_told_before_anything_starts(change: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        dataclasses.replace(PLAIN, **change)  # type: ignore[arg-type]
+        dataclasses.replace(PLAIN, **change)
 
 
 def test_a_backslash_in_the_job_root_is_refused() -> None:
     with pytest.raises(UsageError, match="backslash"):
-        render(dataclasses.replace(PLAIN, job_root=Path("/a\\b")))
+        render(dataclasses.replace(PLAIN, job_root="/a\\b"))

@@ -1,0 +1,128 @@
+#!/bin/bash
+#SBATCH --job-name='my "run" #1'
+#SBATCH --output=/shared/jobs/%j.out
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --nodes=17
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --gpus-per-node=mi300x:8
+#SBATCH --time=2-12
+#SBATCH --partition=gpu
+#SBATCH --account=me
+#SBATCH --constraint='zen4&mi300'
+#SBATCH --comment='no # comment'
+#SBATCH --gpu-bind=none
+#SBATCH -H
+# A lost node shrinks the job.
+#SBATCH --no-kill
+# Each host is a step of its own, and steps reach each other by the job's network id (VNI) only.
+# ("sbatch", --network, Slurm 23.02 and later; without that switch plugin it does nothing)
+#SBATCH --network=job_vni,single_node_vni
+
+# Made by slurmmesh VERSION from the template mi300-slingshot.
+
+fail() {
+    echo "slurmmesh: $1 (on $SLURMD_NODENAME)" >&2
+    exit 6
+}
+
+job_id="$SLURM_JOB_ID"
+[ -n "$SLURM_ARRAY_TASK_ID" ] && job_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+attempt="${SLURM_RESTART_COUNT:-0}"
+job=/shared/jobs/"$job_id"
+job_folder="$job/attempt-$attempt"
+# A cluster set up anew counts jobs from the beginning: what an earlier job of this id left is kept.
+earlier="$job_folder"
+[ "$attempt" -eq 0 ] && earlier="$job"
+if [ -e "$job_folder" ]; then
+    mv -- "$earlier" "$earlier.before-$(date +%s)" 2>/dev/null
+fi
+(umask 077 && mkdir -p -- "$job_folder") ||
+    fail "cannot make the job folder $job_folder: it must be on a file system that all nodes see"
+chmod 700 -- "$job" "$job_folder" || fail "the job folder $job belongs to somebody else"
+echo "slurmmesh: the job's output goes to $job_folder/controller.log"
+exec </dev/null
+exec 1>>"$job_folder/controller.log"
+exec 2>&1
+
+cd -- $'/shared/a b\'"$x\nö' || fail "the working folder of the job is not on this node"
+
+# What the site needs before the program can run.
+module load rocm
+[ $? -eq 0 ] || fail '--setup module load rocm: failed'
+
+# Settings for the libraries below; those that are set already stay as they are.
+# Slurm's mask of GPUs is ROCR_VISIBLE_DEVICES. Any other mask would be counted within it, and hide
+# GPUs; --env sets one all the same. ("ROCm environment variables", GPU isolation; all versions)
+unset HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL
+
+# Kernel arguments lie in device memory, which starts a kernel 2-3 microseconds sooner.
+# ("HIP environment variables"; ROCm 6 and 7; newer versions do so by themselves)
+export HIP_FORCE_DEV_KERNARG="${HIP_FORCE_DEV_KERNARG-1}"
+
+# Two hardware queues for the streams of a process, one of them for communication, instead of four.
+# ("Environment variables reference" of Primus; ROCm 6 and 7)
+export GPU_MAX_HW_QUEUES="${GPU_MAX_HW_QUEUES-2}"
+export TORCH_NCCL_HIGH_PRIORITY="${TORCH_NCCL_HIGH_PRIORITY-1}"
+
+# Queues keep their scratch memory. RCCL is slow without this, or refuses to start, unless both HIP
+# (6.4.3) and the GPU's firmware (177) are new enough; then 0 saves device memory.
+# ("ROCr environment variables", and RCCL's own check; ROCm 6 and 7)
+export HSA_NO_SCRATCH_RECLAIM="${HSA_NO_SCRATCH_RECLAIM-1}"
+
+# RCCL tells of what is wrong, and not only of what is fatal.
+# ("RCCL environment variables"; all versions)
+export NCCL_DEBUG="${NCCL_DEBUG-WARN}"
+
+# No MSCCL, which keeps one state for all communicators of a process: recovery makes new ones.
+# ("Environment variables reference" of Primus; ROCm 6 to 7.2. It is gone from RCCL since 7.13)
+export RCCL_MSCCL_ENABLE="${RCCL_MSCCL_ENABLE-0}"
+
+# Each host gives these a private folder on its node's own disk, and removes it at its end. MIOpen's
+# databases break on shared file systems, and in a /tmp that users share.
+# ("Kernel cache", "Using the find database" and issue 1878 of MIOpen; all versions)
+export SLURMMESH_NODE_FOLDERS="${SLURMMESH_NODE_FOLDERS-MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR}"
+
+# The CPUs of a host, shared among one process for each GPU. They are not bound one by one: RCCL
+# then finds the CPUs beside its GPU by itself.
+# ("RCCL usage tips", Ignoring CPU affinity; all versions)
+export OMP_NUM_THREADS="${OMP_NUM_THREADS-12}"
+
+# All addresses are on the Slingshot interfaces, whatever the route to the other nodes is.
+export SLURMMESH_INTERFACE="${SLURMMESH_INTERFACE-hsn}"
+
+# All below is from "Running RCCL-Based Applications" of HPE (Slingshot 2.1 and later) and fi_cxi(7),
+# for the plugin of RCCL for libfabric: aws-ofi-nccl, with ROCm 6 also aws-ofi-rccl. It must be in
+# LD_LIBRARY_PATH, or named by NCCL_NET_PLUGIN. Without it RCCL uses sockets, on the same interface:
+# NCCL_NET=OFI makes that an error, NCCL_NET=Socket wants it so.
+
+# How libfabric sees that memory was given back, without hooks in malloc.
+export FI_MR_CACHE_MONITOR="${FI_MR_CACHE_MONITOR-userfaultfd}"
+# The provider registers none of its own buffers with the GPU, which can deadlock RCCL.
+export FI_CXI_DISABLE_HOST_REGISTER="${FI_CXI_DISABLE_HOST_REGISTER-1}"
+# Queues that are long enough for large jobs.
+export FI_CXI_DEFAULT_CQ_SIZE="${FI_CXI_DEFAULT_CQ_SIZE-131072}"
+export FI_CXI_DEFAULT_TX_SIZE="${FI_CXI_DEFAULT_TX_SIZE-2048}"
+# Messages are matched by software when the NIC has no room left.
+export FI_CXI_RX_MATCH_MODE="${FI_CXI_RX_MATCH_MODE-hybrid}"
+# Peers reach GPU memory through the PCIe bar.
+export HSA_FORCE_FINE_GRAIN_PCIE="${HSA_FORCE_FINE_GRAIN_PCIE-1}"
+# A ring may change from one NIC to another between nodes.
+export NCCL_CROSS_NIC="${NCCL_CROSS_NIC-1}"
+export NCCL_DEBUG=$'IN\'FO\n$x'
+
+export SLURMMESH_JOB_FOLDER="$job_folder"
+export SLURMMESH_JOB_ID="$job_id"
+export SLURMMESH_CLUSTER=slurm
+export SLURMMESH_NODES=16
+export SLURMMESH_SPARES=1
+export SLURMMESH_GPUS_PER_NODE=8
+export SLURMMESH_INTERFACE=10.8.0.0/16
+
+python=/opt/venv/bin/python
+[ -x "$python" ] || fail "the Python of the submit, $python, is not on this node"
+# Like "python -m slurmmesh.hosts.program", but no file in this folder hides a module of Python's.
+controller='import os, sys; sys.path[:] = [p for p in sys.path if p] + [os.getcwd()] * ("" in sys.path); from slurmmesh.hosts.program import main; main()'
+# The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
+exec "$python" -u -c "$controller" -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'
