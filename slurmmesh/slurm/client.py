@@ -147,7 +147,7 @@ class SlurmClient:
         Raises:
             SubmitError: Slurm does not answer.
         """
-        self._until_answered(["scancel", *ref.options, ref.id], "already complet|Invalid job id")
+        self._until_answered(["scancel", *ref.options, ref.id], "already complet|Invalid job id spec")
 
     def requeue(self, ref: JobRef) -> None:
         """Have Slurm end a job and start it again; of an array only the tasks that ``ref`` names.
@@ -229,7 +229,7 @@ class SlurmClient:
                 return sbatch_answer.best_guess(answer)
             raise refusals.unanswered(answer.words, name) from None
         for ref in reversed(candidates):
-            if any(not name or info.name == name.strip() for info in select(ref, known).values()):
+            if any(info.name == (name or info.name) for info in select(ref, known).values()):
                 return ref
         return sbatch_answer.best_guess(answer)
 

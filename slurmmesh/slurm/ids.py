@@ -56,7 +56,9 @@ class JobRef:
         if component is not None:
             return cls(f"{number}+{int(component)}", cluster)
         if tasks is not None:
-            parse_tasks(tasks)
+            indexes = parse_tasks(tasks)
+            if ":" in tasks:  # which no later command takes
+                tasks = ",".join(map(str, indexes))
             return cls(f"{number}_[{tasks}]", cluster)
         return cls(number, cluster)
 

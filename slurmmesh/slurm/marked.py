@@ -34,7 +34,4 @@ def rows(text: str, columns: Sequence[str], mark: str) -> list[dict[str, str]] |
     if len(cells) <= width:
         return None
     starts = range(width, len(cells) - width, width)
-    return [
-        dict(zip(columns, (cell.strip() for cell in cells[start + 1 :]), strict=False))
-        for start in starts
-    ]
+    return [dict(zip(columns, cells[start + 1 :], strict=False)) for start in starts]

@@ -38,7 +38,7 @@ NOT_CONFIGURED = Refusal(
 # The connection was refused or never made, or Slurm itself asks to try again: slurmctld has done
 # nothing about the request.
 DOWN = Refusal(
-    r"Unable to contact slurm controller|Connection refused|controller in standby"
+    r"Unable to contact slurm controller|Connection refused|controller (is )?in standby"
     r"|temporarily una(ble|vailable)|Slurmctld in recovery|Rate limit exceeded",
     "Unable to contact slurm controller (connect failure)",
     "Slurm's controller (slurmctld) does not answer",
@@ -89,6 +89,14 @@ REFUSALS = (
         "megabytes.",
     ),
     Refusal(
+        r"Job violates accounting|breached requested QOS|AssocGrp|AssocMax|QOSMax|QOSGrp"
+        r"|QOSMin",
+        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+        "your account or QOS does not allow so many jobs, or such a large or long one",
+        "Wait until others of your jobs have ended, ask for less (--nodes, --time, "
+        "--gpus-per-node), or give another --account or --qos.",
+    ),
+    Refusal(
         r"time limit|TimeLimit|Invalid time-min",
         "Requested time limit is invalid (missing or exceeds some limit)",
         "the time asked for is over the partition's limit, or has to be given",
@@ -107,14 +115,6 @@ REFUSALS = (
         "you may not use this QOS, or not here",
         "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours; give "
         "one with --qos.",
-    ),
-    Refusal(
-        r"Job violates accounting|breached requested QOS|AssocGrp|AssocMax|QOSMax|QOSGrp"
-        r"|QOSMin",
-        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-        "your account or QOS does not allow so many jobs, or such a large or long one",
-        "Wait until others of your jobs have ended, ask for less (--nodes, --time, "
-        "--gpus-per-node), or give another --account or --qos.",
     ),
     Refusal(
         r"Invalid wckey",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmmesh.errors import HostListError
-from slurmmesh.slurm.hostlists import MAX_HOSTS, expand
+from slurmmesh.slurm.hostlists import MAX_HOSTS, compress, expand
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,11 @@ from slurmmesh.slurm.hostlists import MAX_HOSTS, expand
         ("[1-3]", ["1", "2", "3"]),
         ("a, b\tc,,d,", ["a", "b", "c", "d"]),
         ("n-1", ["n-1"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("n[1, 3-4 ,\t7]x , m", ["n1x", "n3x", "n4x", "n7x", "m"]),
+        ("n[1-03]", ["n1", "n2", "n3"]),
+        ("n99999999999999999999", ["n99999999999999999999"]),
+        (f"n[{'0' * 5000}1]", [f"n{'0' * 5000}1"]),
         ("é[1-2].org", ["é1.org", "é2.org"]),
     ],
 )
@@ -55,6 +60,10 @@ def test_expands(text: str, hosts: list[str]) -> None:
         ("n[1-]", 2, "no number"),
         ("n[[1-2]]", 2, "no number"),
         ("n[²]", 2, "no number"),
+        ("n[1-9:2]", 2, "no number"),
+        ("n[1, x]", 5, "no number"),
+        ("n[1 2]", 2, "no number"),
+        (f"n[1-{'9' * 5000}]", 2, "more than 18 digits"),
         ("n[1-1000001]", 2, "more than"),
         ("n[1-2000][1-2000]", 9, "more than"),
         (f"n[0-{MAX_HOSTS - 1}],m", MAX_HOSTS, "more than"),
@@ -103,6 +112,71 @@ def names(draw: st.DrawFn) -> tuple[str, list[str]]:
 def test_any_list_gives_its_hosts_in_order(parts: list[tuple[str, list[str]]]) -> None:
     text = ",".join(name for name, _ in parts)
     assert expand(text) == [host for _, hosts in parts for host in hosts]
+
+
+NAME = st.text("ab09-._é", min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([], ""),
+        (["node1"], "node1"),
+        (["node1", "node2", "node3", "node5"], "node[1-3,5]"),
+        (["node1-ib", "node2-ib"], "node[1-2]-ib"),
+        (["n08", "n09", "n10", "n100"], "n[08-10,100]"),
+        (["n9", "n10", "n011"], "n[9-10,011]"),
+        (["n2", "n1", "n1", "login"], "n[2,1,1],login"),
+        (["r0b0", "r0b1", "r1b0", "r1b1"], "r[0-1]b[0-1]"),
+        (["r0b0", "r0b1", "r1b0"], "r0b[0-1],r1b0"),
+        (["10.0.0.1", "10.0.0.2", "10.0.1.1"], "10.0.0.[1-2],10.0.1.1"),
+        (["1", "2"], "[1-2]"),
+        (["a", "a"], "a,a"),
+    ],
+)
+def test_compresses(hosts: list[str], text: str) -> None:
+    assert compress(hosts) == text
+    assert expand(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "position"), [([""], 0), (["a", "b c"], 1), (["n[1"], 1), (["a,b"], 1), (["a\n"], 1)]
+)
+def test_no_list_can_hold_such_a_name(hosts: list[str], position: int) -> None:
+    with pytest.raises(HostListError) as caught:
+        compress(hosts)
+    assert caught.value.position == position
+
+
+@given(
+    st.lists(
+        st.one_of(
+            NAME,
+            st.builds("r{}n{:02}-ib".format, st.integers(0, 3), st.integers(0, 12)),
+            st.builds("n{}".format, st.from_regex("[0-9]{1,20}", fullmatch=True)),
+        ),
+        max_size=30,
+    )
+)
+def test_what_is_compressed_expands_to_the_same(hosts: list[str]) -> None:
+    text = compress(hosts)
+    assert expand(text) == hosts
+    assert text.count("[") <= len(hosts)
+
+
+@given(st.lists(names(), max_size=4))
+def test_compressing_what_was_expanded_changes_nothing_the_second_time(
+    parts: list[tuple[str, list[str]]],
+) -> None:
+    hosts = expand(",".join(name for name, _ in parts))
+    text = compress(hosts)
+    assert expand(text) == hosts
+    assert compress(expand(text)) == text
+
+
+def test_the_nodes_of_a_large_cluster() -> None:
+    hosts = [f"rack{n // 64:03}-node{n % 64:02}" for n in range(64 * 256)]
+    assert compress(hosts) == "rack[000-255]-node[00-63]"
 
 
 @given(st.text("n0123[],- x", max_size=20))
