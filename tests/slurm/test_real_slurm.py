@@ -39,7 +39,7 @@ def client(lab: Lab) -> SlurmClient:
 def held(tmp_path: Path) -> SlurmJob:
     """A job that never starts."""
     return SlurmJob(
-        program=("train.py",), job_root=tmp_path, cwd=tmp_path, sbatch=("--hold",), nodes=2
+        program=("train.py",), job_root=tmp_path, chdir=tmp_path, sbatch=("--hold",), nodes=2
     )
 
 
@@ -50,7 +50,7 @@ def _empty_queue(lab: Lab) -> Iterator[None]:
 
 
 def submit(client: SlurmClient, job: SlurmJob) -> JobRef:
-    return client.submit(render(job), command_line_options(job), name=job.name)
+    return client.submit(render(job), command_line_options(job), name=str(job.job_name))
 
 
 def shown(lab: Lab, ref: JobRef, form: str) -> str:
@@ -65,8 +65,7 @@ def test_sbatch_sees_names_as_they_are(
     lab: Lab, client: SlurmClient, held: SlurmJob, name: str, comment: str
 ) -> None:
     try:
-        options = ("--hold", f"--comment={comment}")
-        job = dataclasses.replace(held, name=name, sbatch=options)
+        job = dataclasses.replace(held, job_name=name, comment=comment)
         script = render(job)
     except UsageError:
         return
@@ -80,7 +79,7 @@ def test_sbatch_sees_names_as_they_are(
 
 def test_the_name_of_the_issue(lab: Lab, client: SlurmClient, held: SlurmJob) -> None:
     name = 'my "run" #1'
-    ref = submit(client, dataclasses.replace(held, name=name))
+    ref = submit(client, dataclasses.replace(held, job_name=name))
     assert shown(lab, ref, "%j") == name
     assert f"JobName={name}\n" in lab.run("scontrol", "show", "job", ref.id).stdout
 
@@ -160,9 +159,9 @@ def test_a_folder_with_a_hostile_name(
     """The job's own output lands in it, whatever patterns Slurm may see in the name."""
     root = tmp_path / "a b'\"$x %j\nö"
     root.mkdir()
-    job = SlurmJob(program=("no script",), job_root=root, cwd=root, python=sys.executable)
+    job = SlurmJob(program=("no script",), job_root=root, chdir=root, python=sys.executable)
     ref = submit(client, job)
     wait_until(lambda: (info := client.job(ref)) is not None and info.state.is_over)
-    assert str(root / ref.id / "controller.log") in (root / f"{ref.id}.out").read_text()
-    assert "no script" in (root / ref.id / "controller.log").read_text()
+    assert str(root / ref.id / "attempt-0/controller.log") in (root / f"{ref.id}.out").read_text()
+    assert "no script" in (root / ref.id / "attempt-0/controller.log").read_text()
     assert (root / ref.id).stat().st_mode & 0o777 == 0o700
