@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,14 @@ from slurmmesh.slurm.hostlists import compress
 from slurmmesh.slurm.ids import JobRef
 from slurmmesh.slurm.jobinfo import JobInfo, leading, select
 from slurmmesh.slurm.states import JobState
-from slurmmesh.slurm.status import JobStatus, is_another, of_folder, submitted_at, tasks_of
+from slurmmesh.slurm.status import (
+    JobStatus,
+    is_another,
+    of_folder,
+    submitted_at,
+    tasks_of,
+    tasks_with_folders,
+)
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,9 @@ class View:
     @property
     def submitted(self) -> float | None:
         """When it was submitted, in seconds since the epoch."""
-        if self.info and self.info.submitted is not None:
-            return self.info.submitted
         known = submitted_at(self.job.folder)
+        if known is None and self.info:
+            known = self.info.submitted
         return known if known is not None or self.record is None else self.record.started
 
     @property
@@ -174,7 +181,7 @@ def view_job(job: KnownJob, slurm: Slurm) -> list[View]:
     if not tasks:
         return [_view(job, job.id, leading(found.values()), slurm)]
     views = []
-    for name, info in _waiting_together(tasks).items():
+    for name, info in _together(tasks, tasks_with_folders(job.folder)).items():
         task = KnownJob(name, job.folder.with_name(name), JobRef(name, job.ref.cluster))
         views.append(_view(task, name, info, slurm))
     return views
@@ -189,14 +196,21 @@ def _view(job: KnownJob, name: str, info: JobInfo | None, slurm: Slurm) -> View:
     return View(name, job, status, own, record)
 
 
-def _waiting_together(tasks: Mapping[str, JobInfo | None]) -> dict[str, JobInfo | None]:
-    """The tasks of an array, those that wait for the same reason as one: ``123_[5-9]``."""
-    together: dict[tuple[str, str], list[str]] = {}
+def _together(
+    tasks: Mapping[str, JobInfo | None], started: Collection[str]
+) -> dict[str, JobInfo | None]:
+    """The tasks of an array; those that wait for the same, or never started, as one.
+
+    That one is called ``123_[5-9]``.
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
     for name, info in tasks.items():
         if info and info.state.is_waiting and not info.restarts:
-            together.setdefault((info.state.value, info.reason), []).append(name)
+            alike.setdefault((info.state.value, info.reason), []).append(name)
+        elif info is None and name not in started:
+            alike.setdefault(("", ""), []).append(name)
     merged = dict(tasks)
-    for names in together.values():
+    for names in alike.values():
         if len(names) > 1:
             first = merged[names[0]]
             for name in names:

@@ -44,7 +44,8 @@ def _of_job(view: View, now: float) -> Iterator[tuple[str, str]]:
     restarts = max(status.restarts, len(view.job.attempts) - 1)
     if restarts:
         yield "attempts", f"{restarts + 1}: it was started again {_times(restarts)}"
-    yield "folder", str(view.job.attempts[-1])
+    if view.job.folder.exists():
+        yield "folder", str(view.job.attempts[-1])
 
 
 def _how_long(view: View, now: float) -> str:
@@ -76,7 +77,7 @@ def _of_events(view: View, overview: Overview) -> Iterator[tuple[str, str]]:
             yield "failure", _failure(failure)
         for recovery in recent(overview.recoveries):
             yield "recovery", _recovery(recovery)
-    if overview.trouble and not view.status.state.is_waiting:
+    if overview.trouble and view.job.folder.exists() and not view.status.state.is_waiting:
         yield "note", overview.trouble
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmmesh import folders
-from slurmmesh.errors import EXIT_OK, HostListError
+from slurmmesh.errors import EXIT_OK, HostListError, UsageError
 from slurmmesh.record import JobRecord, read_record
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.hostlists import expand
-from slurmmesh.slurm.ids import JobRef
+from slurmmesh.slurm.ids import JobRef, parse_tasks
 from slurmmesh.slurm.jobinfo import JobInfo, leading
 from slurmmesh.slurm.outcome import explain_waiting, judge
 from slurmmesh.slurm.states import JobState
@@ -57,6 +57,7 @@ def status_of(
     *,
     restarts: int = 0,
     silence: str = "",
+    has_folder: bool = True,
 ) -> JobStatus:
     """The status of a job of Slurm's.
 
@@ -66,9 +67,15 @@ def status_of(
         record: of its last attempt; None if there is none.
         restarts: as its folder tells, for a job that Slurm does not know.
         silence: why Slurm was not heard; empty if it was.
+        has_folder: whether it has a folder, so that it may have started.
     """
     if info is None or info.state is JobState.UNKNOWN:
-        return _by_record(job, record, restarts, silence)
+        gone = silence or "Slurm does not know it any more"
+        if record is None or record.exit_code is None:
+            what = "its folder has no record of its end" if record else "nothing tells of a start"
+            why = f"{gone}, and {what if has_folder else 'it has no folder'}"
+            return JobStatus(JobState.UNKNOWN, why, restarts=restarts)
+        return _by_record(job, record, restarts)
     if not info.state.is_over:
         why = explain_waiting(info) if info.state.is_waiting else _lost_controller(info)
         code = record.exit_code if record and not info.state.is_waiting else None
@@ -114,9 +121,24 @@ def ask(client: SlurmClient, ref: JobRef, folder: Path) -> JobStatus:
 
 
 def tasks_of(folder: Path, found: Mapping[JobRef, JobInfo]) -> dict[str, JobInfo | None]:
-    """The tasks of the array with this folder: those that have one too, those Slurm knows."""
-    tasks: dict[str, JobInfo | None] = dict.fromkeys(tasks_with_folders(folder))
+    """The tasks of the array with this folder: as submitted, with folders, and as Slurm knows.
+
+    A task that was cancelled before it started has no folder, and Slurm forgets it at once.
+    """
+    tasks: dict[str, JobInfo | None] = dict.fromkeys(
+        [*_tasks_submitted(folder), *tasks_with_folders(folder)]
+    )
     return tasks | {ref.id: info for ref, info in found.items() if ref.tasks is not None}
+
+
+def _tasks_submitted(folder: Path) -> list[str]:
+    options = folders.submission(folder).get("options")
+    spec = options.get("array") if isinstance(options, dict) else None
+    try:
+        tasks = parse_tasks(str(spec).partition("%")[0]) if spec else ()
+    except UsageError:
+        return []
+    return [f"{folder.name}_{task}" for task in tasks]
 
 
 def tasks_with_folders(folder: Path) -> list[str]:
@@ -135,7 +157,8 @@ def of_folder(job: str, info: JobInfo | None, folder: Path, silence: str = "") -
     attempts = folders.attempts(folder)
     attempt = folders.attempt_folder(folder, info.restarts) if info else attempts[-1]
     record = read_record(attempt)
-    return status_of(job, info, record, restarts=len(attempts) - 1, silence=silence)
+    restarts, has_folder = len(attempts) - 1, folder.is_dir()
+    return status_of(job, info, record, restarts=restarts, silence=silence, has_folder=has_folder)
 
 
 def is_another(info: JobInfo, submitted: float | None) -> bool:
@@ -164,14 +187,10 @@ def _urgency(status: JobStatus) -> int:
     return 1 if state.is_waiting else 0
 
 
-def _by_record(job: str, record: JobRecord | None, restarts: int, silence: str) -> JobStatus:
-    gone = silence or "Slurm does not know it any more"
-    if record is None or record.exit_code is None:
-        started = "has no record of its end" if record else "has no record of a start"
-        return JobStatus(JobState.UNKNOWN, f"{gone}, and its folder {started}", None, "", restarts)
+def _by_record(job: str, record: JobRecord, restarts: int) -> JobStatus:
     message = judge(job, None, record).message.removeprefix(f"job {job}").strip()
     state = JobState.COMPLETED if record.exit_code == EXIT_OK else JobState.FAILED
-    return JobStatus(state, message, record.exit_code, "", restarts)
+    return JobStatus(state, message, record.exit_code, restarts=restarts)
 
 
 def _lost_controller(info: JobInfo) -> str:
