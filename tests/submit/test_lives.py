@@ -65,6 +65,23 @@ def test_a_preempted_job_runs_again(lab: Lab, slurm: Any, wait_until: WaitUntil)
     assert "was requeued: attempt 1" in done.stderr
 
 
+def test_a_job_that_lost_its_controllers_node_runs_again(
+    slurm: Any, lab: Lab, wait_until: WaitUntil
+) -> None:
+    process = slurm.start("-N2", "--requeue", "--wait", slurm.script(TWO_LIVES))
+    wait_until((slurm.folder / "first life").exists)
+    job_id, node = lab.run("squeue", "-h", "-o", "%i %B").stdout.split()
+    lab.kill_node(node)
+    try:
+        done = slurm.finish(process)
+    finally:
+        lab.start_node(node)
+    assert done.returncode == 0, done.stderr
+    assert f"{node}, on which its controller ran, is down" in done.stderr
+    assert f"job {job_id} was requeued: attempt 1" in done.stderr
+    assert "life 1" in attempts(slurm, job_id)["attempt-1"]
+
+
 def test_an_array(slurm: Any) -> None:
     name = slurm.script(
         """
