@@ -14,6 +14,7 @@ from slurmmesh import folders
 from slurmmesh._version import __version__
 from slurmmesh.errors import SubmitError, UsageError
 from slurmmesh.slurm.client import JobRef, SlurmClient
+from slurmmesh.slurm.container.image import missing_here
 from slurmmesh.slurm.hostlists import compress, expand
 from slurmmesh.slurm.job import Resources, SlurmJob
 from slurmmesh.slurm.root import EarlierJobs, prepare_root
@@ -37,6 +38,8 @@ def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> S
     client.wait_until_up()
     job = without_gone_nodes(job, client, tell)
     _check_sizes(job, client)
+    if words := missing_here(job):
+        tell(words)
     earlier = EarlierJobs(root)
     script = render(job)
     ref = client.submit(script, command_line_options(job), name=str(job.job_name), warn=tell)

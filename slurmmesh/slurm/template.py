@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from slurmmesh._version import __version__
 from slurmmesh.errors import EXIT_SETUP_FAILED, UsageError
 from slurmmesh.slurm.bootstrap import python_code
+from slurmmesh.slurm.container.image import Container
 from slurmmesh.slurm.directives import components, output_pattern_of
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.quoting import directive_value, has_control_characters, sh
@@ -94,6 +95,8 @@ def _values(job: SlurmJob) -> dict[str, Any]:
         "threads": _threads(job),
         "setup_failed": EXIT_SETUP_FAILED,
         "controller": python_code("slurmmesh.hosts.program"),
+        "launcher": python_code("slurmmesh.slurm.container.launcher"),
+        "container": Container.of(job).to_json() if job.container else "",
     }
 
 

@@ -10,7 +10,6 @@ gets its exit code; when it is gone, the command is ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import shutil
@@ -33,8 +32,6 @@ NAMES = ("srun", "scancel", "scontrol", "squeue")
 # From SIGTERM to a command that nobody waits for until it is killed.
 _GRACE_S = 10.0
 _LOOK_EVERY_S = 0.5
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 # These lead out of the image, or out of the job.
 _REFUSED = ("--container", "--jobid", "--cluster", "--multi-prog", "--pty")
 _LOOKS = ("show", "ping")
@@ -191,7 +188,6 @@ class Commands:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                preexec_fn=end_with_parent,
             )
         finally:
             client.close_descriptors()
@@ -270,8 +266,3 @@ def find(name: str) -> str:
     if path is None:
         raise SetupError(f"{name} is not on the PATH of the node {os.uname().nodename}")
     return path
-
-
-def end_with_parent() -> None:
-    """In a child before it becomes another program: it gets SIGTERM when this process dies."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -163,7 +163,8 @@ def stand_in(socket_name: str, command: str, words: list[str]) -> NoReturn:
         sys.exit(1)
     code = int(answer["code"])
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 

@@ -7,6 +7,7 @@ and ends when the controller has, with its exit code.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -21,8 +22,11 @@ from slurmmesh.errors import EXIT_SETUP_FAILED, SetupError, SlurmmeshError
 from slurmmesh.slurm import environment
 from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.container import inside
-from slurmmesh.slurm.container.commands import Commands, end_with_parent, find
+from slurmmesh.slurm.container.commands import Commands, find
 from slurmmesh.slurm.container.image import Container
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 def main() -> NoReturn:
@@ -79,10 +83,13 @@ def _start(
         *("python3", "-u", str(commands.folder / "inside.py"), commands.name),
         *("enter", container.image, __version__, *argv),
     ]
+    prepare = None
     if container.runtime == "apptainer":
         words = container.here(os.getcwd(), command)
         outside: Mapping[str, str] = os.environ
+        prepare = _end_with_parent
     else:
+        # No such thing for srun: it would kill the controller. Slurm ends it in order.
         words = [find("srun"), *_on_this_node(os.environ)]
         words += container.of_step(os.getcwd(), command, {}, os.environ)
         outside = environment.for_step(os.environ)
@@ -90,8 +97,13 @@ def _start(
         words,
         env=container.environ(outside, {}),
         stdin=subprocess.DEVNULL,
-        preexec_fn=end_with_parent,
+        preexec_fn=prepare,
     )
+
+
+def _end_with_parent() -> None:
+    """In a child before it becomes another program: it gets SIGTERM when this process dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _on_this_node(environ: Mapping[str, str]) -> list[str]:
