@@ -147,7 +147,9 @@ class SlurmClient:
         Raises:
             SubmitError: Slurm does not answer.
         """
-        self._until_answered(["scancel", *ref.options, ref.id], "already complet|Invalid job id spec")
+        self._until_answered(
+            ["scancel", *ref.options, ref.id], "already complet|Invalid job id spec"
+        )
 
     def requeue(self, ref: JobRef) -> None:
         """Have Slurm end a job and start it again; of an array only the tasks that ``ref`` names.
