@@ -1,0 +1,120 @@
+"""Tables as sacct prints them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmmesh.errors import UsageError
+from slurmmesh.jobs.known import KnownJob
+from slurmmesh.jobs.since import parse_since
+from slurmmesh.jobs.table import FIELDS, USUAL, as_data, fit, lines, parse_format
+from slurmmesh.jobs.views import View
+from slurmmesh.record import JobRecord
+from slurmmesh.slurm.jobinfo import JobInfo
+from slurmmesh.slurm.states import JobState
+from slurmmesh.slurm.status import JobStatus
+
+NOW = 1_800_000_000.0
+
+
+def view(name: str = "train.py", **more: object) -> View:
+    record = JobRecord(0, NOW - 100, NOW - 40, 4, 1, (name,))
+    fields = {
+        "id": "12",
+        "job": KnownJob("12", Path("/nowhere/12")),
+        "status": JobStatus(JobState.COMPLETED, "ended well", 0),
+        "info": None,
+        "record": record,
+        **more,
+    }
+    made = View(**fields)  # type: ignore[arg-type]
+    made.job.__dict__["record"] = record
+    return made
+
+
+def cells(format: str, **more: object) -> list[str]:
+    return lines([view(**more)], parse_format(format), NOW)[-1].split()  # type: ignore[arg-type]
+
+
+def test_a_table_has_a_header_a_rule_and_a_row_for_each_job() -> None:
+    header, rule, row = lines([view()], parse_format("JobID,State%12,NNodes"), NOW)
+    assert header == "JobID                 State NNodes"
+    assert rule == "-------------- ------------ ------"
+    assert row == "12                COMPLETED      5"
+    assert lines([view()], parse_format("JobID"), NOW, header=False) == ["12"]
+
+
+def test_widths_are_the_users() -> None:
+    assert lines([view("a-long-name.py")], parse_format("JobName%6"), NOW)[-1] == "a-lon+"
+    assert lines([view("ab")], parse_format("jobname%-6,state"), NOW)[-1].startswith("ab     ")
+    assert lines([view("ab")], parse_format("JOBNAME%6"), NOW)[-1] == "    ab"
+
+
+def test_times_and_exit_codes_are_written_as_sacct_does() -> None:
+    assert cells("Elapsed,ExitCode") == ["00:01:00", "0:0"]
+    killed = JobStatus(JobState.FAILED, "", 137)
+    assert cells("ExitCode", status=killed) == ["0:9"]
+    assert cells("ExitCode", status=JobStatus(JobState.FAILED, "", 7)) == ["7:0"]
+    info = JobInfo(JobState.TIMEOUT, signal=15, exit_code=0, time_limit_s=math.inf)
+    timeout = JobStatus(JobState.TIMEOUT, "", None)
+    assert cells("ExitCode", status=timeout, info=info) == ["0:15"]
+    unknown = JobStatus(JobState.UNKNOWN)
+    assert cells("State,ExitCode,End", status=unknown) == ["UNKNOWN", "Unknown"]
+
+
+def test_an_unknown_field_names_those_like_it() -> None:
+    with pytest.raises(UsageError, match=r"no field 'Jobnam': did you mean JobName"):
+        parse_format("JobID,Jobnam")
+    with pytest.raises(UsageError, match="there are JobID, JobName"):
+        parse_format("xyzzy")
+    for wrong in ("", "JobID,", "JobID%", "JobID%x", "JobID 20", "%20"):
+        with pytest.raises(UsageError):
+            parse_format(wrong)
+
+
+def test_json_has_every_field_and_no_nan() -> None:
+    data = as_data(view(info=JobInfo(JobState.RUNNING, time_limit_s=math.inf)), NOW)
+    assert set(data) == set(FIELDS)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert {name.lower() for name in USUAL.split(",")} <= set(data)
+
+
+@given(st.text(), st.integers(1, 40), st.booleans())
+def test_a_cell_is_as_wide_as_its_column_and_steers_no_terminal(
+    text: str, width: int, left: bool
+) -> None:
+    cell = fit(text, -width if left else width)
+    assert len(cell) == width
+    assert cell.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_s"),
+    [
+        ("2h", 7200),
+        ("now-2days", 2 * 86400),
+        ("3 weeks", 21 * 86400),
+        ("90s", 90),
+        ("now-1minute", 60),
+    ],
+)
+def test_how_long_ago(text: str, ago_s: float) -> None:
+    assert parse_since(text, NOW) == NOW - ago_s
+
+
+def test_moments() -> None:
+    today = parse_since("today", NOW)
+    assert 0 <= NOW - today < 86400
+    assert parse_since("00:00", NOW) == today
+    assert parse_since("1:30", NOW) == parse_since("01:30:00", NOW) == today + 5400
+    assert parse_since("2026-11-30", NOW) < parse_since("2026-11-30T10:00", NOW)
+    assert parse_since("yesterday", NOW) < today
+    for wrong in ("", "soon", "2026-13-01", "25:00", "now+1day", "-"):
+        with pytest.raises(UsageError, match="give a day"):
+            parse_since(wrong, NOW)
