@@ -380,6 +380,20 @@ def test_the_installed_wheel_runs_a_job(
     assert f"from {site}" in log.read_text()
 
 
+# ------------------------------------------------------------------ docs name what there is
+
+
+def test_the_tests_that_docs_name_are_there() -> None:
+    text = (ROOT / "docs" / "troubles.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.py)::(test_\w+)`(\*?)", text))
+    assert len(named) > 40
+    for path, test, star in named:
+        code = (ROOT / "tests" / path).read_text()
+        assert f"\ndef {test}(" in code, f"{path}::{test}"
+        on_slurm = "lab" in code or "slurm: Any" in code
+        assert on_slurm or not star, f"{path}::{test} uses no lab"
+
+
 # ------------------------------------------------------------------ lint and types
 
 

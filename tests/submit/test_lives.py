@@ -82,6 +82,31 @@ def test_a_job_that_lost_its_controllers_node_runs_again(
     assert "life 1" in attempts(slurm, job_id)["attempt-1"]
 
 
+def test_a_signal_before_the_time_limit_reaches_the_program(slurm: Any) -> None:
+    """Slurm sends it up to a minute early; the hosts, which do not expect it, live on."""
+    name = slurm.script(
+        """
+import signal
+import slurmmesh as sm
+
+class Host(sm.Actor):
+    @sm.endpoint
+    def lives(self):
+        return True
+
+caught = []
+signal.signal(signal.SIGUSR1, lambda signum, frame: caught.append(signum))
+hosts = sm.this_job().hosts.spawn_procs(name="procs").spawn("host", Host)
+while not caught:
+    signal.pause()
+print("caught", caught, list(hosts.lives.call().get().values()))
+"""
+    )
+    done = slurm.run("--wait", "-N2", "-t", "1", "--signal", "USR1@60", name)
+    assert done.returncode == 0, done.stderr + slurm.log()
+    assert "caught [10] [True, True]" in slurm.log()
+
+
 def test_an_array(slurm: Any) -> None:
     name = slurm.script(
         """
