@@ -185,6 +185,8 @@ class SlurmJob(Resources):
         for line in self.setup:
             if has_control_characters(line.replace("\t", " ")):
                 raise UsageError(f"--setup {line!r}: give one line of shell; repeat it for more")
+            if (len(line) - len(line.rstrip("\\"))) % 2:
+                raise UsageError(f"--setup {line!r}: its last backslash would join the next line")
         env = {}
         for name, value in self.env.items():
             if not _VARIABLE.fullmatch(name):
@@ -288,7 +290,8 @@ class SlurmJob(Resources):
         texts = []
         for folder in tasks or [self.folder]:
             attempt = folders.latest_attempt(folder)
-            for path in (*sorted(attempt.glob("controller.*")), *sorted(attempt.glob("logs/*.log"))):
+            paths = [*sorted(attempt.glob("controller.*")), *sorted(attempt.glob("logs/*.log"))]
+            for path in paths:
                 name = f"{folder.name}/{path.name}" if tasks else path.name
                 texts.append(f"==> {name} <==\n{_text_of(path, tail)}")
         return "\n".join(texts)

@@ -18,7 +18,8 @@ from slurmmesh.slurm.container.image import missing_here
 from slurmmesh.slurm.hostlists import compress, expand
 from slurmmesh.slurm.job import Resources, SlurmJob
 from slurmmesh.slurm.root import EarlierJobs, prepare_root
-from slurmmesh.slurm.template import command_line_options, render
+from slurmmesh.slurm.template import command_line_options, render, template_names
+from slurmmesh.slurm.template_check import mistakes_in_shell
 
 
 def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> SlurmJob:
@@ -34,6 +35,7 @@ def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> S
         SetupError: the disk of the job root is full.
     """
     root = Path(job.job_root)
+    _check_shell(job)
     prepare_root(root)
     client.wait_until_up()
     job = without_gone_nodes(job, client, tell)
@@ -57,6 +59,7 @@ def test(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> str
 
     Raises as ``submit`` does.
     """
+    _check_shell(job)
     client.wait_until_up()
     job = without_gone_nodes(job, client, tell)
     _check_sizes(job, client)
@@ -127,6 +130,14 @@ def load(job_id: str, root: Path) -> SlurmJob:
 def ref_of(job: SlurmJob) -> JobRef:
     """How Slurm calls a submitted job."""
     return JobRef(job.id, job.cluster)
+
+
+def _check_shell(job: SlurmJob) -> None:
+    """Refuse lines of shell that bash cannot read; what slurmmesh has is left unchecked."""
+    if not job.setup and job.template in template_names():
+        return
+    if mistakes := list(mistakes_in_shell(render(job))):
+        raise UsageError(f"--setup or --template: {mistakes[0]}; --dry-run shows the whole script")
 
 
 def _check_sizes(job: SlurmJob, client: SlurmClient) -> None:

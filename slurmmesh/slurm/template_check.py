@@ -105,7 +105,7 @@ def _problems(job: SlurmJob, default: str) -> list[str]:
         *_of_its_form(script),
         *_of_directives(script, default),
         *_of_what_is_missing(script, default),
-        *_of_bash(script),
+        *mistakes_in_shell(script),
     ]
 
 
@@ -143,7 +143,12 @@ def _of_what_is_missing(script: str, default: str) -> Iterable[str]:
         )
 
 
-def _of_bash(script: str) -> Iterable[str]:
+def mistakes_in_shell(script: str) -> Iterable[str]:
+    """What bash finds wrong with a script, without running it.
+
+    Raises:
+        MissingDependencyError: there is no bash here.
+    """
     try:
         done = subprocess.run(
             ["bash", "-n"],

@@ -235,3 +235,6 @@ def test_the_shells_before_the_program(slurm: Any) -> None:
     done = slurm.run("--wait", "--setup", "module load no-such-thing", name)
     assert done.returncode == 6
     assert "--setup module load no-such-thing: failed" in slurm.log(done.stdout.split()[2])
+    done = slurm.run("--setup", "echo 'no end", name)
+    assert done.returncode == 2
+    assert "--setup or --template: bash: " in done.stderr

@@ -126,6 +126,7 @@ def test_what_only_slurm_uses(planned: Planned) -> None:
         ("-N2 : -N2 --array 1-2 x.py", "controller's component has one node"),
         ("-c2 : -N2 --array 1-2 x.py", "no arrays of heterogeneous"),
         ("-J  x.py", "what shall run"),
+        ("--setup a\\ x.py", "last backslash"),
     ],
 )
 def test_what_cannot_be_is_refused(planned: Planned, words: str, told: str) -> None:
