@@ -1,0 +1,1 @@
+"""Measurements of slurmmesh beside its peers; see README.md here."""
