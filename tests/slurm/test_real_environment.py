@@ -60,7 +60,7 @@ OF_EACH_JOB = {
 def seen_by_inner(
     lab: Lab, tmp_path: Path, wait_until: WaitUntil
 ) -> Callable[[str, list[str]], dict[str, str]]:
-    """``seen_by_inner(how, command)``: the environment of a job that is submitted by ``command``."""
+    """``seen_by_inner(how, command)``: what a job sees whose submit runs by ``command``."""
 
     def run(how: str, command: list[str]) -> dict[str, str]:
         out = tmp_path / how

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from slurmmesh.config import Settings
 from slurmmesh.errors import UsageError
 from slurmmesh.lab import Lab
 from slurmmesh.slurm.client import JobRef, SlurmClient
-from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.states import JobState
 from slurmmesh.slurm.template import command_line_options, render
@@ -118,39 +116,6 @@ def test_sbatch_is_deaf_to_the_users_shell(lab: Lab, held: SlurmJob) -> None:
     info = client.job(ref)
     assert info is not None
     assert info.state is JobState.PENDING
-
-
-def test_host_lists_are_read_as_scontrol_reads_them(lab: Lab) -> None:
-    """Names that go on after the last bracket are left out: scontrol does not know them."""
-    rng = random.Random(7)
-    texts = [_random_list(rng) for _ in range(300)]
-    script = 'while IFS= read -r list; do scontrol show hostnames "$list"; echo --; done'
-    told = lab.run("bash", "-c", script, input="\n".join(texts) + "\n").stdout
-    answers = [block.split() for block in told.split("--\n")[:-1]]
-    assert len(answers) == len(texts)
-    for text, hosts in zip(texts, answers, strict=True):
-        assert expand(text) == hosts, text
-
-
-def _random_list(rng: random.Random) -> str:
-    return ",".join(_random_name(rng) for _ in range(rng.randint(1, 4)))
-
-
-def _random_name(rng: random.Random) -> str:
-    name = rng.choice(["n", "node", "rack-", "a.b", "é"])
-    if rng.random() < 0.2:
-        return name + str(rng.randint(0, 99))
-    for last in range(rng.randint(1, 2), 0, -1):
-        items = []
-        for _ in range(rng.randint(1, 3)):
-            low = rng.randint(0, 120)
-            width = rng.choice([0, 0, 2, 3, 4])
-            item = f"{low:0{width}}"
-            if rng.random() < 0.6:
-                item += f"-{low + rng.randint(0, 12):0{width}}"
-            items.append(item)
-        name += f"[{','.join(items)}]" + ("_x" if last > 1 else "")
-    return name
 
 
 def test_a_folder_with_a_hostile_name(

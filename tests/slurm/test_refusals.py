@@ -50,7 +50,8 @@ def test_each_is_known_by_its_own_example(kind: Refusal) -> None:
         ("error: Munge encode failed: Failed to access \"/run/munge\": No such file or directory\n"
          "error: Batch job submission failed: Protocol authentication error", "who you are"),
         ("error: QOSMaxSubmitJobPerUserLimit\nerror: Batch job submission failed: Job violates "
-         "accounting/QOS policy (job submit limit, user's size and/or time limits)", "such a large"),
+         "accounting/QOS policy (job submit limit, user's size and/or time limits)",
+         "such a large"),
         ("error: AssocGrpCPUMinutesLimit", "so many jobs"),
         ("error: Batch job submission failed: No partition specified or system default partition",
          "no default one"),
