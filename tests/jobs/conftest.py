@@ -57,7 +57,9 @@ class Shell:
 
     def submit(self, *words: str) -> str:
         """The id of a job in Slurm's queue."""
-        done = self.run("submit", "--cluster=slurm", "--parsable", *words)
+        controller = words[: words.index(":") + 1] if ":" in words else ()
+        ours = ("--cluster=slurm", "--parsable")
+        done = self.run("submit", *controller, *ours, *words[len(controller) :])
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
