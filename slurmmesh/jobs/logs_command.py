@@ -98,14 +98,19 @@ def _waiting(job: KnownJob, ending: Ending) -> str:
 
 
 def _one_task(job: KnownJob) -> KnownJob:
-    """The job itself, or of an array its only task. Raises UsageError if there are several."""
-    tasks = tasks_with_folders(job.folder) if job.is_array else []
-    if len(tasks) > 1:
-        named = ", ".join(tasks[:8]) + (" ..." if len(tasks) > 8 else "")
-        raise UsageError(f"{job.id} is an array: name one of its tasks: {named}")
-    if not tasks:
+    """The job itself, or of an array the only task that has started.
+
+    Raises:
+        UsageError: several have, or none.
+    """
+    if not job.is_array:
         return job
-    return KnownJob(tasks[0], job.folder.with_name(tasks[0]))
+    tasks = tasks_with_folders(job.folder)
+    if len(tasks) == 1:
+        return KnownJob(tasks[0], job.folder.with_name(tasks[0]))
+    named = ", ".join(tasks[:8]) + (" ..." if len(tasks) > 8 else "")
+    started = f"name one of its tasks: {named}" if tasks else "none of its tasks has started yet"
+    raise UsageError(f"{job.id} is an array: {started}")
 
 
 def _attempt(job: KnownJob, number: int | None) -> Path:
