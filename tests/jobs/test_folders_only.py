@@ -244,3 +244,15 @@ def test_two_thousand_jobs_are_listed(shell: Any) -> None:
         shell.make_job(str(number), ENDED, name="x", submitted=NOW - 5000 + number)
     assert len(shell.table()) == 50
     assert len(shell.table("--all")) == 2000
+
+
+def test_an_array_needs_a_task_for_its_logs(shell: Any) -> None:
+    shell.make_job("4", id="4", options={"array": "0-2"})
+    done = shell.run("logs", "4")
+    assert (done.returncode, "none of its tasks has started yet" in done.stderr) == (2, True)
+    attempt = shell.make_job("4_1", ENDED) / "attempt-0"
+    (attempt / "controller.log").write_text("one\n")
+    assert shell.run("logs", "4").stdout == "one\n"
+    shell.make_job("4_2", ENDED)
+    done = shell.run("logs", "4")
+    assert "name one of its tasks: 4_1, 4_2" in done.stderr

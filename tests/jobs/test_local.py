@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -125,3 +127,50 @@ def test_a_process_that_took_over_the_pid_is_left_alone(shell: Any) -> None:
     done = shell.run("cancel", folder.name)
     assert done.returncode == 0
     assert "there is nothing to end" in done.stderr
+
+
+GIVES_UP = """
+import os
+import subprocess
+import sys
+import slurmmesh as sm
+
+class Victim(sm.Actor):
+    @sm.endpoint
+    def die(self):
+        os._exit(3)
+
+rules = sm.Supervision(max_restarts=1, within_s=60)
+procs = sm.this_job().hosts.spawn_procs(name="victims", supervise=rules)
+victims = procs.spawn("victim", Victim)
+for _ in range(2):
+    try:
+        victims.die.call().get()
+    except sm.SupervisionError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_mesh_that_was_given_up(shell: Any) -> None:
+    done = shell.run("submit", "--cluster=local", "--parsable", shell.script(GIVES_UP))
+    assert done.returncode == 0, done.stderr
+    told = shell.run("status").stdout
+    assert "  state       COMPLETED" in told
+    assert "  mesh        victims {hosts: 1}: 1 rank: 1 failed (rank 0); started again once" in told
+    assert told.count("exited with code 3") == 2
+
+
+@pytest.mark.slow
+def test_a_program_that_was_not_submitted(shell: Any, wait_until: WaitUntil) -> None:
+    shell.script("import slurmmesh as sm; sm.job_or_local(); input()")
+    environ = {**shell.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "program.py"], cwd=shell.folder, env=environ, stdin=subprocess.PIPE
+    )
+    try:
+        wait_until(lambda: [job["state"] for job in shell.table().values()] == ["RUNNING"])
+    finally:
+        process.communicate(b"\n")
+    (job,) = shell.table().values()
+    assert (job["state"], job["jobname"]) == ("UNKNOWN", "program.py")
