@@ -270,27 +270,21 @@ time.sleep(600)
     wait_until(lambda: "ended" in json.loads(record.read_text()))
 
 
-@pytest.mark.parametrize(
-    ("image", "content", "words"),
-    [
-        ("gone.sqsh", None, "did not bring up the image"),
-        ("bare.sqsh", {"PATH": "/usr/bin:/bin"}, "cannot load slurmmesh (No module named"),
-        ("empty.sqsh", {"PATH": "/nowhere"}, "has no python3"),
-    ],
-)
-def test_an_image_that_will_not_do(
-    site: Site,
-    wait_until: Callable[..., None],
-    image: str,
-    content: dict[str, str] | None,
-    words: str,
-) -> None:
-    if content is not None:
-        (site.folder / image).write_text(json.dumps(content))
-    job_id = site.submit(site.job("", image=image, nodes=1, env={}))
-    wait_until(lambda: site.exit_code(job_id))
-    log = site.log(job_id)
-    assert site.exit_code(job_id) == "6:0", log
-    assert words in log
-    assert str(site.folder / image) in log
-    assert "Traceback" not in log
+def test_images_that_will_not_do(site: Site, wait_until: Callable[..., None]) -> None:
+    images: dict[str, tuple[dict[str, str] | None, str]] = {
+        "gone.sqsh": (None, "did not bring up the image"),
+        "bare.sqsh": ({"PATH": "/usr/bin:/bin"}, "cannot load slurmmesh (No module named"),
+        "empty.sqsh": ({"PATH": "/nowhere"}, "has no python3"),
+    }
+    ids = {}
+    for image, (content, _) in images.items():
+        if content is not None:
+            (site.folder / image).write_text(json.dumps(content))
+        ids[image] = site.submit(site.job("", image=image, nodes=1, env={}))
+    wait_until(lambda: all(map(site.exit_code, ids.values())))
+    for image, job_id in ids.items():
+        log = site.log(job_id)
+        assert site.exit_code(job_id) == "6:0", log
+        assert images[image][1] in log
+        assert str(site.folder / image) in log
+        assert "Traceback" not in log

@@ -139,7 +139,7 @@ class Commands:
             data, descriptors, _, _ = socket.recv_fds(client.sock, 1 << 16, 2)
             client.descriptors += descriptors
             client.buffer += data
-            while message := inside.unpacked(client.buffer):
+            while (message := inside.unpacked(client.buffer)) is not None:
                 self._answer(client, message)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             data = b""  # it is gone, or talks nonsense
@@ -148,8 +148,9 @@ class Commands:
 
     def _answer(self, client: _Client, message: Mapping[str, Any]) -> None:
         if "signal" in message:
+            signum = signal.Signals(message["signal"])
             if client.process is not None:
-                client.process.send_signal(signal.Signals(message["signal"]))
+                client.process.send_signal(signum)
         elif "entered" in message:
             if self.controller_pidfd < 0:
                 self._environ_before = message["environ"]

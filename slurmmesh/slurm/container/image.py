@@ -208,7 +208,7 @@ def _folders(job: SlurmJob) -> tuple[str, ...]:
         script = os.path.normpath(os.path.join(job.chdir, job.program[0]))
         wanted.append(os.path.dirname(script))
     found: list[str] = []
-    for path in sorted(set(wanted), key=len):
+    for path in sorted(set(wanted)):
         if not any(path.startswith(f"{each.rstrip('/')}/") for each in found):
             found.append(path)
     return tuple(found)

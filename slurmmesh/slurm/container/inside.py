@@ -5,12 +5,13 @@ known of that: it needs nothing but the standard library. A stand-in is called l
 Slurm (``srun``). It has the launcher, which is outside, run that, lends it its own output, passes
 signals on, and ends as it ends. So whoever starts it sees an ordinary srun.
 
-    inside.py SOCKET enter IMAGE VERSION PROGRAM ARGS...
+    inside.py SOCKET enter IMAGE VERSION MODULE PROGRAM ARGS...
     inside.py SOCKET srun|scancel|scontrol|squeue ARGS...
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -104,8 +105,8 @@ def main() -> NoReturn:
     stand_in(socket_name, role, words)
 
 
-def enter(socket_name: str, image: str, version: str, *arguments: str) -> NoReturn:
-    """Be the controller, if slurmmesh is in the image."""
+def enter(socket_name: str, image: str, version: str, module: str, *arguments: str) -> NoReturn:
+    """Be the controller, which is ``main`` of a module, if slurmmesh is in the image."""
 
     def fail(why: str) -> NoReturn:
         print(f"slurmmesh: the image {image} {why}", file=sys.stderr)
@@ -119,7 +120,8 @@ def enter(socket_name: str, image: str, version: str, *arguments: str) -> NoRetu
     sys.argv = ["-c", *arguments]
     try:
         from slurmmesh._version import __version__
-        from slurmmesh.hosts.program import main as run
+
+        run = importlib.import_module(module).main
     except ImportError as error:
         fail(f"cannot load slurmmesh ({error}): put it there by `pip install slurmmesh=={version}`")
     if __version__ != version:
@@ -136,6 +138,7 @@ def enter(socket_name: str, image: str, version: str, *arguments: str) -> NoRetu
         fail(f"cannot reach the launcher outside ({error}): it must share the node's network")
     os.environ["PATH"] = os.pathsep.join(filter(None, [commands, os.environ.get("PATH")]))
     run()
+    sys.exit(0)
 
 
 def stand_in(socket_name: str, command: str, words: list[str]) -> NoReturn:

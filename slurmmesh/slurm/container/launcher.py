@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from slurmmesh.slurm.container import inside
 from slurmmesh.slurm.container.commands import Commands, find
 from slurmmesh.slurm.container.image import Container
 
+# Named, not imported: what runs in the image is above this room.
+_CONTROLLER = "slurmmesh.hosts.program"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -34,6 +37,9 @@ def main() -> NoReturn:
 
     Arguments: the container as JSON, then the program with its arguments.
     """
+    # Two descriptors for each host; many sites allow 1024 unless asked for more.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     container = Container.from_json(sys.argv[1])
     folder = Path(os.environ["SLURMMESH_JOB_FOLDER"], "commands")
     try:
@@ -81,7 +87,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     command = [
         *("python3", "-u", str(commands.folder / "inside.py"), commands.name),
-        *("enter", container.image, __version__, *argv),
+        *("enter", container.image, __version__, _CONTROLLER, *argv),
     ]
     prepare = None
     if container.runtime == "apptainer":
