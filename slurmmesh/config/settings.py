@@ -33,8 +33,9 @@ class Settings:
     interface: str = ""
 
     def as_environ(self) -> dict[str, str]:
-        """The variables that give these settings to the processes of a job."""
-        return {variable_of(key): str(getattr(self, key)) for key in SETTINGS}
+        """The variables that give these settings to the processes of a job; none for empty ones."""
+        values = {variable_of(key): str(getattr(self, key)) for key in SETTINGS}
+        return {name: value for name, value in values.items() if value}
 
 
 def variable_of(key: str) -> str:

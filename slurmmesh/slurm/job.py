@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Slurm's own, and those that tell the controller what job it is in.
-_OWN_VARIABLES = ("SLURM_", "SLURMMESH_JOB_", "SLURMMESH_CLUSTER", "SLURMMESH_NODES")
+_OWN_VARIABLES = (
+    *("SLURM_", "SLURMMESH_JOB_", "SLURMMESH_CLUSTER", "SLURMMESH_NODES", "SLURMMESH_SPARES"),
+    *("SLURMMESH_GPUS_PER_NODE", "sm_"),
+)
+# bash lets nobody set these.
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _RUNTIMES = ("", "apptainer", "pyxis")
 # Fields that other values are put into as well, for the sake of those who type them.
 _Value: TypeAlias = "str | int | None"
@@ -136,7 +141,7 @@ class SlurmJob(Resources):
 
     template: str = "default"
     setup: Sequence[str] = ()
-    env: Mapping[str, str | None] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     container: str = ""
     container_runtime: Literal["", "apptainer", "pyxis"] = ""
     interface: str = field(default_factory=lambda: load_settings().interface)
@@ -193,6 +198,8 @@ class SlurmJob(Resources):
                 raise UsageError(f"--env {name!r} is no name of a variable")
             if name.startswith(_OWN_VARIABLES):
                 raise UsageError(f"--env {name}: slurmmesh and Slurm set it themselves")
+            if name in _READ_ONLY:
+                raise UsageError(f"--env {name}: bash sets it itself")
             found = os.environ.get(name) if value is None else str(value)
             if found is None:
                 raise UsageError(f"--env {name}: it is not set here; give --env {name}=VALUE")
@@ -242,11 +249,12 @@ class SlurmJob(Resources):
         Raises:
             SubmitError: Slurm is down, refused it, or could never start it.
             MissingDependencyError: Slurm is not installed.
-            UsageError: a template or folder that cannot be.
+            UsageError: a program that is not there, a template or folder that cannot be.
             SetupError: the disk of the job root is full.
         """
-        from slurmmesh.slurm import submission
+        from slurmmesh.slurm import program, submission
 
+        program.check_program(self)
         return submission.submit(self, _client(), _warn)
 
     @classmethod
@@ -304,7 +312,7 @@ class SlurmJob(Resources):
         """
         from slurmmesh.slurm import watch
 
-        return watch.wait(watch.watch_of(_client(), self, lambda line: None), timeout_s)
+        return watch.wait(watch.JobWatch(_client(), self, lambda line: None), timeout_s)
 
     def cancel(self) -> None:
         """End it, whether it waits or runs. One that has ended is no error.
@@ -341,7 +349,9 @@ def _text_of(path: Path, tail: int | None) -> str:
 def _checked(option: Option, value: object) -> str | bool | None:
     """A field's value as text. None stands for "not given"."""
     if value is None or (isinstance(value, bool) and (option.value_optional or not option.metavar)):
-        return value or None if option.metavar else bool(value)
+        if not option.metavar:
+            return bool(value)
+        return True if value else None
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise UsageError(f"{option.field}: {value!r} is neither text nor a number")
     text = str(value)

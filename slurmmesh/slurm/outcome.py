@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK
-from slurmmesh.record import JobRecord, read_record
+from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK, HostListError
+from slurmmesh.record import JobRecord
 from slurmmesh.slurm import reasons
-from slurmmesh.slurm.client import JobInfo
+from slurmmesh.slurm.hostlists import expand
+from slurmmesh.slurm.jobinfo import JobInfo
 from slurmmesh.slurm.states import JobState
-
-__all__ = ["JobRecord", "Outcome", "explain_waiting", "judge", "never_starts", "read_record"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,16 @@ def explain_waiting(info: JobInfo) -> str:
 def never_starts(info: JobInfo) -> bool:
     """Whether a waiting job waits for something that time alone will not bring."""
     return info.state.is_waiting and reasons.is_for_ever(info.reason)
+
+
+def left_controller(info: JobInfo) -> bool:
+    """Whether Slurm lets a job run on without the node of its controller."""
+    if info.state is not JobState.RUNNING or not info.batch_host or not info.nodes:
+        return False
+    try:
+        return info.batch_host not in expand(info.nodes)
+    except HostListError:
+        return False
 
 
 def judge(job: str, info: JobInfo | None, record: JobRecord | None) -> Outcome:

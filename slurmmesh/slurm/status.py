@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmmesh import folders
-from slurmmesh.errors import EXIT_OK, HostListError, UsageError
+from slurmmesh.errors import EXIT_OK, UsageError
 from slurmmesh.record import JobRecord, read_record
 from slurmmesh.slurm.client import SlurmClient
-from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.ids import JobRef, parse_tasks
 from slurmmesh.slurm.jobinfo import JobInfo, leading
-from slurmmesh.slurm.outcome import explain_waiting, judge
+from slurmmesh.slurm.outcome import explain_waiting, judge, left_controller
 from slurmmesh.slurm.states import JobState
 
 # How much the clocks of two machines may disagree.
@@ -77,7 +76,9 @@ def status_of(
             return JobStatus(JobState.UNKNOWN, why, restarts=restarts)
         return _by_record(job, record, restarts)
     if not info.state.is_over:
-        why = explain_waiting(info) if info.state.is_waiting else _lost_controller(info)
+        why = explain_waiting(info) if info.state.is_waiting else ""
+        if left_controller(info):
+            why = f"{info.batch_host}, on which its controller ran, is not among its nodes any more"
         code = record.exit_code if record and not info.state.is_waiting else None
         return JobStatus(info.state, why, code, info.nodes, info.restarts, by_slurm=True)
     outcome = judge(job, info, record)
@@ -157,7 +158,7 @@ def of_folder(job: str, info: JobInfo | None, folder: Path, silence: str = "") -
     attempts = folders.attempts(folder)
     attempt = folders.attempt_folder(folder, info.restarts) if info else attempts[-1]
     record = read_record(attempt)
-    restarts, has_folder = len(attempts) - 1, folder.is_dir()
+    restarts, has_folder = len(attempts) - 1, os.path.isdir(folder)
     return status_of(job, info, record, restarts=restarts, silence=silence, has_folder=has_folder)
 
 
@@ -191,15 +192,3 @@ def _by_record(job: str, record: JobRecord, restarts: int) -> JobStatus:
     message = judge(job, None, record).message.removeprefix(f"job {job}").strip()
     state = JobState.COMPLETED if record.exit_code == EXIT_OK else JobState.FAILED
     return JobStatus(state, message, record.exit_code, restarts=restarts)
-
-
-def _lost_controller(info: JobInfo) -> str:
-    """A line about a job that Slurm lets run on without the node of its controller."""
-    if info.state is not JobState.RUNNING or not info.batch_host or not info.nodes:
-        return ""
-    try:
-        if info.batch_host in expand(info.nodes):
-            return ""
-    except HostListError:
-        return ""
-    return f"{info.batch_host}, on which its controller ran, is not among its nodes any more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> S
     """
     root = Path(job.job_root)
     _check_shell(job)
+    _check_files(job)
     prepare_root(root)
     client.wait_until_up()
     job = without_gone_nodes(job, client, tell)
@@ -60,6 +62,7 @@ def test(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> str
     Raises as ``submit`` does.
     """
     _check_shell(job)
+    _check_files(job)
     client.wait_until_up()
     job = without_gone_nodes(job, client, tell)
     _check_sizes(job, client)
@@ -72,7 +75,7 @@ def without_gone_nodes(job: SlurmJob, client: SlurmClient, tell: Callable[[str],
     sbatch refuses a job that excludes what is not there. Names in a file are left as they are.
     """
     excluded = str(job.exclude or "")
-    if not excluded or "/" in excluded:
+    if not excluded or "/" in excluded or job.clusters:
         return job
     nodes = client.node_names()
     gone = [host for host in expand(excluded) if host not in nodes]
@@ -109,12 +112,15 @@ def record_of(job: SlurmJob) -> dict[str, Any]:
 def load(job_id: str, root: Path) -> SlurmJob:
     """A job that was submitted earlier, from its folder in ``root`` or in the user's index.
 
+    ``123_4`` gives one task of an array.
+
     The values of its ``env`` are not kept, so they are not in it.
 
     Raises:
-        UsageError: no such job is known here.
+        UsageError: no job's id, or no such job is known here.
     """
-    folder = folders.find(job_id, root)
+    ref = JobRef.parse(job_id)
+    folder = folders.find(ref.number, root)
     record = folders.submission(folder) if folder else {}
     if not record:
         raise UsageError(
@@ -124,6 +130,8 @@ def load(job_id: str, root: Path) -> SlurmJob:
     options = {name: value for name, value in record["options"].items() if name != "env"}
     if controller := options.pop("controller", None):
         options["controller"] = Resources(**controller)
+    if ref.tasks is not None and len(ref.tasks) == 1:
+        options.update(id=ref.id, array=None)
     return SlurmJob(**options)
 
 
@@ -138,6 +146,18 @@ def _check_shell(job: SlurmJob) -> None:
         return
     if mistakes := list(mistakes_in_shell(render(job))):
         raise UsageError(f"--setup or --template: {mistakes[0]}; --dry-run shows the whole script")
+
+
+def _check_files(job: SlurmJob) -> None:
+    """Refuse files for the output where Slurm could make none: it makes no folders."""
+    for name, value in (("--output", job.output), ("--error", job.error)):
+        folder = os.path.dirname(str(value or ""))
+        if "%" in folder or "\\" in folder:  # not a name yet
+            continue
+        if not os.path.isdir(place := os.path.join(job.chdir, folder)):
+            raise UsageError(
+                f"{name} {value!r}: there is no folder {place!r}, and Slurm makes none"
+            )
 
 
 def _check_sizes(job: SlurmJob, client: SlurmClient) -> None:

@@ -20,11 +20,11 @@ _DIRECTIVE = "#SBATCH"
 NEEDED = {
     _DIRECTIVE: "Slurm must be asked for it",
     "(umask 077 && mkdir": "the job folder must be made, for its owner alone",
-    'chmod 700 -- "$job"': "the job folder must be its owner's alone",
+    'chmod 700 -- "$sm_job"': "the job folder must be its owner's alone",
     "exec 1>>": "the output must come into the job folder",
     "export SLURMMESH_": "the controller and the hosts go by it",
 }
-_TAKES_OVER = re.compile(r'^exec\b.* "\$(controller|launcher)" ', re.MULTILINE)
+_TAKES_OVER = re.compile(r'^exec\b.* "\$sm_(controller|launcher)" ', re.MULTILINE)
 # Options that would undo what slurmmesh asks for.
 _OURS = frozenset(
     {
@@ -138,7 +138,7 @@ def _of_what_is_missing(script: str, default: str) -> Iterable[str]:
     wanted = _TAKES_OVER.search(default)
     if wanted and wanted[1] not in _TAKES_OVER.findall(script):
         yield (
-            f'no line is exec ... "${wanted[1]}" ...: it must take the shell\'s place, so that '
+            f'no line is exec ... "$sm_{wanted[1]}" ...: it must take the shell\'s place, so that '
             "scancel and the time limit reach it"
         )
 
@@ -158,6 +158,9 @@ def mistakes_in_shell(script: str) -> Iterable[str]:
         )
     except FileNotFoundError:
         raise MissingDependencyError("templates are checked by bash, and there is none") from None
+    except subprocess.TimeoutExpired:
+        yield f"bash has not read it within {_BASH_TIMEOUT_S:g} s"
+        return
     lines = script.split("\n")
     for told in done.stderr.decode(errors="replace").splitlines():
         match = re.fullmatch(r"bash: line (\d+): (.*)", told)

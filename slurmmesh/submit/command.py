@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.machinery
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +13,9 @@ from slurmmesh.slurm import submission
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.environment import ignored_sbatch_options
 from slurmmesh.slurm.job import SlurmJob
+from slurmmesh.slurm.program import check_program
 from slurmmesh.slurm.root import prepare_root
-from slurmmesh.slurm.watch import JobWatch, watch_of
+from slurmmesh.slurm.watch import JobWatch
 from slurmmesh.submit import plan as planning
 from slurmmesh.submit import queued
 from slurmmesh.submit.arguments import Request, parse
@@ -49,7 +48,7 @@ def _run(request: Request, interrupts: Interrupts) -> int:
     plan = planning.make(request, _working_folder())
     if plan.dry_run:
         return _print_script(plan)
-    _check_program(plan.job)
+    check_program(plan.job)
     if plan.cluster == "local":
         _check_hosts(plan.job)
     prepare_root(plan.settings.job_root)
@@ -67,7 +66,7 @@ def _print_script(plan: Plan) -> int:
         raise UsageError("--dry-run shows the batch script for Slurm; --cluster local has none")
     script = plan.job.script()
     try:
-        _check_program(plan.job)
+        check_program(plan.job)
     except UsageError as error:
         tell(f"warning: {error}")
     try:
@@ -123,7 +122,7 @@ def _run_here(plan: Plan, interrupts: Interrupts) -> int:
         tell(f"job {job_id} was stopped; its output: {folder}/controller.log")
     elif code != EXIT_OK:
         tell(f"job {job_id} failed with exit code {code}; its output: {folder}/controller.log")
-        _tell_why(folder)
+        _tell_why(folder, folder / "controller.log")
     return code
 
 
@@ -140,9 +139,10 @@ def _run_on_slurm(plan: Plan, interrupts: Interrupts) -> int:
         return EXIT_OK
     job = submission.submit(plan.job, client, tell)
     ref = submission.ref_of(job)
-    watch = watch_of(SlurmClient(settings), job, tell)
+    watch = JobWatch(SlurmClient(settings), job, tell)
     if not interrupts:
-        watch_of(client, job, lambda line: None).look()
+        # A job that can never start is refused now, whether it is waited for or not.
+        JobWatch(client, job, lambda line: None).look()
     watched = plan.wait or plan.follow
     try:
         write(_announcement(plan, job, job.folder, "submitted"))
@@ -160,7 +160,7 @@ def _run_on_slurm(plan: Plan, interrupts: Interrupts) -> int:
 
     try:
         with leaves_if_stuck(interrupts, lambda: True, leave):
-            if plan.follow and isinstance(watch, JobWatch):
+            if plan.follow:
                 queued.follow(watch, interrupts, follower(plan.parsable or plan.json))
             elif watched:
                 queued.wait(watch, interrupts)
@@ -168,9 +168,10 @@ def _run_on_slurm(plan: Plan, interrupts: Interrupts) -> int:
         tell(f"job {ref} goes on, but {error}; its output: {watch.log}")
         return error.exit_code
     if watch.outcome is not None:
-        tell(f"{watch.outcome.message}; its output: {watch.log}")
+        output = _output_of(watch.log)
+        tell(f"{watch.outcome.message}; its output: {output}")
         if watch.outcome.exit_code != EXIT_OK:
-            _tell_why(watch.log.parent)
+            _tell_why(watch.log.parent, output)
         return watch.outcome.exit_code
     if interrupts:
         queued.cancel(ref, settings, interrupts, tell)
@@ -188,10 +189,16 @@ def _announcement(plan: Plan, job: SlurmJob, folder: Path, verb: str) -> str:
     return f"{verb} job {ref}\nlogs: {folder}\n"
 
 
-def _tell_why(folder: Path) -> None:
+def _output_of(log: Path) -> Path:
+    """Where to read how a job went: until its script is at its log, in what Slurm writes."""
+    before = log.parents[1].with_name(f"{log.parents[1].name}.out")
+    return before if not os.path.exists(log) and os.path.exists(before) else log
+
+
+def _tell_why(folder: Path, output: Path) -> None:
     """What a reader of a failed job would look for first."""
     # Where stderr has a file of its own, the reason is in that.
-    if words := last_words(folder / "controller.err") or last_words(folder / "controller.log"):
+    if words := last_words(folder / "controller.err") or last_words(output):
         tell(words)
     if reason := why_incomplete(folder):
         tell(reason)
@@ -211,25 +218,3 @@ def _check_hosts(job: SlurmJob) -> None:
             f"--nodes and --spares: {job.node_range[1]} hosts on this machine; "
             f"{_MOST_HOSTS} are the most"
         )
-
-
-def _check_program(job: SlurmJob) -> None:
-    """Raise UsageError if the script or module is not there."""
-    name = job.program[-1]
-    folder = Path(job.chdir)
-    if not folder.is_dir():
-        raise UsageError(f"--chdir {str(folder)!r}: there is no such folder")
-    if job.container:  # it may be there alone
-        return
-    if job.program[0] != "-m":
-        if not (folder / name).is_file():
-            raise UsageError(f"there is no script {name!r} in {str(folder)!r}")
-        if not os.access(folder / name, os.R_OK):
-            raise UsageError(f"no permission to read the script {name!r}")
-        return
-    top = name.partition(".")[0]
-    known = top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(
-        top, [str(folder), *sys.path]
-    )
-    if not known:
-        raise UsageError(f"there is no module {top!r} for {job.python}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from slurmmesh import folders
@@ -26,7 +27,7 @@ def why_incomplete(folder: Path) -> str:
 
     A job that can write no more cannot tell so in its own log either.
     """
-    if not folder.is_dir() or not (reason := no_room(folder, 0)):
+    if not os.path.isdir(folder) or not (reason := no_room(folder, 0)):
         return ""
     return (
         f"nothing more can be written to {folder}: {reason}. What lies there is not complete, and "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurmmesh.config import Settings
 from slurmmesh.errors import SetupError
-from slurmmesh.hosts.linux import become_subreaper, die_with_parent, kill_group, sweep_children
+from slurmmesh.linux import become_subreaper, die_with_parent, kill_group, sweep_children
 from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.submit.interrupts import Interrupts

@@ -18,7 +18,7 @@ _ADDED = ("setup", "sbatch")
 # Of each component of a heterogeneous job, but said once by most users.
 _SHARED = ("account", "qos", "time", "reservation")
 # What a job on this machine makes use of.
-_USED_HERE = {"spares", "nodes", "gpus_per_node", "gres", "env", "chdir", "interface"}
+_USED_HERE = {"spares", "nodes", "gpus_per_node", "gres", "env", "chdir"}
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from pathlib import Path
 from slurmmesh.config import Settings
 from slurmmesh.errors import SubmitError
 from slurmmesh.slurm.client import JobRef, SlurmClient
-from slurmmesh.slurm.watch import JobWatch, Watch
+from slurmmesh.slurm.watch import JobWatch
 from slurmmesh.submit.interrupts import Interrupts
 
 _LOOK_EVERY_S = 0.1
 Follow = Callable[[Path, Callable[[], bool]], None]
 
 
-def wait(watch: Watch, interrupts: Interrupts) -> None:
+def wait(watch: JobWatch, interrupts: Interrupts) -> None:
     """Return when the job is over, or at the first interrupt.
 
     Raises:

@@ -63,6 +63,9 @@ def test_an_array(here: Path) -> None:
     assert ended is not None
     assert ended.message == f"job {job.id}: all 2 tasks ended well"
     assert job.status().state is JobState.COMPLETED
+    task = sm.SlurmJob.load(f"{job.id}_1")
+    assert (task.id, task.status().state) == (f"{job.id}_1", JobState.COMPLETED)
+    assert task.logs().endswith("\n1\n")
     log = f"==> {job.id}_1/controller.log <==\n"
     assert "\n1\n" in job.logs().partition(log)[2].partition("==>")[0]
 
@@ -82,6 +85,9 @@ def test_it_is_plain_data(tmp_path: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         job.nodes = 3  # type: ignore[misc]
     assert dataclasses.replace(job, nodes=3).node_count == 3
+    assert "secret" not in repr(sm.SlurmJob("x.py", env={"TOKEN": "secret"}))
+    with pytest.raises(sm.errors.UsageError, match=r"no script 'nope\.py'"):
+        sm.SlurmJob("nope.py", chdir=tmp_path).submit()
     with pytest.raises(TypeError, match="nodez"):
         sm.SlurmJob("x.py", nodez=3)  # type: ignore[call-arg]
     for wrong in ({"setup": "module load"}, {"args": "a b"}, {"cpus_per_task": 2.5}, {"mem": True}):

@@ -238,3 +238,11 @@ def test_the_shells_before_the_program(slurm: Any) -> None:
     done = slurm.run("--setup", "echo 'no end", name)
     assert done.returncode == 2
     assert "--setup or --template: bash: " in done.stderr
+
+
+def test_the_template_of_slingshot_names_its_network(slurm: Any) -> None:
+    """This machine has none: that the job says so shows that it was looked for."""
+    done = slurm.run("--wait", "-N2", "--template", "mi300-slingshot", slurm.script(""))
+    assert done.returncode == 6, done.stderr
+    assert "no interface" in slurm.log()
+    assert "hsn" in slurm.log()
