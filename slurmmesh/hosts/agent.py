@@ -25,7 +25,6 @@ from slurmmesh.actors.messages import Failure, ProcWelcome
 from slurmmesh.errors import LinkClosed, ProcDied, SetupError, SupervisionError
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
-from slurmmesh.hosts.linux import become_subreaper, reap_strangers, sweep_children
 from slurmmesh.hosts.messages import (
     ForkRequest,
     HostFailed,
@@ -42,6 +41,7 @@ from slurmmesh.hosts.messages import (
 from slurmmesh.hosts.node import at_home
 from slurmmesh.hosts.output import LogFile
 from slurmmesh.hosts.procs import HostedProc, not_started
+from slurmmesh.linux import become_subreaper, reap_strangers, sweep_children
 from slurmmesh.slurm.addresses import Choice, alone, parse_wish
 from slurmmesh.slurm.reach import choose_here
 from slurmmesh.wire.codec import dumps, loads

@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from slurmmesh.hosts.linux import MAX_REQUEST, python_command
 from slurmmesh.hosts.messages import ForkReply, ForkRequest
+from slurmmesh.linux import MAX_REQUEST, python_command
 from slurmmesh.wire.reactor import READ, WRITE, Reactor
 
 Done = Callable[[ForkReply], Any]

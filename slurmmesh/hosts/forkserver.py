@@ -22,8 +22,8 @@ from typing import NoReturn, TextIO
 
 from slurmmesh.actors.messages import ProcWelcome
 from slurmmesh.actors.proc import run_proc
-from slurmmesh.hosts.linux import MAX_REQUEST, die_with_parent
 from slurmmesh.hosts.messages import ForkReply, ForkRequest
+from slurmmesh.linux import MAX_REQUEST, die_with_parent
 
 
 def main() -> None:

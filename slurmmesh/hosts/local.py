@@ -7,8 +7,8 @@ import subprocess
 
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.linux import python_command
 from slurmmesh.hosts.roster import HostRecord
+from slurmmesh.linux import python_command
 
 
 class LocalAgent:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from slurmmesh.actors.messages import ProcWelcome, StopProc
 from slurmmesh.errors import ExitCause, LinkClosed
-from slurmmesh.hosts.linux import kill_group, oom_kills
 from slurmmesh.hosts.messages import ForkReply, ProcGone, SpawnProcs
 from slurmmesh.hosts.output import LogFile, Stream
+from slurmmesh.linux import kill_group, oom_kills
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link

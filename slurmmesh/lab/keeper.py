@@ -20,6 +20,7 @@ import time
 import traceback
 from typing import Any
 
+from slurmmesh import linux
 from slurmmesh.errors import LabError, SlurmmeshError
 from slurmmesh.lab import control, packages, processes, spawn
 from slurmmesh.lab.folder import make_root, remove_root
@@ -43,8 +44,8 @@ def main(request: dict[str, Any]) -> None:
     """
     wake = _wake_on_signals()
     owner = _watch(request["owner"])
-    processes.set_name(processes.KEEPER_NAME)
-    processes.become_subreaper()
+    linux.set_name(processes.KEEPER_NAME)
+    linux.become_subreaper()
     network: LabNetwork | None = None
     try:
         spec = LabSpec.from_json(request["spec"])
@@ -63,8 +64,8 @@ def main(request: dict[str, Any]) -> None:
     def manage() -> None:
         signal.signal(signal.SIGTERM, _keeper_gone)
         try:
-            processes.set_name(processes.MANAGER_NAME)
-            processes.become_subreaper()
+            linux.set_name(processes.MANAGER_NAME)
+            linux.become_subreaper()
             manager = Manager(spec, layout, programs, network, os.environ, path)
             _manage(manager, layout, spec, keeper)
         except _KeeperGone:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmmesh import linux
 from slurmmesh.errors import LabError
 from slurmmesh.lab import processes, spawn
 from slurmmesh.lab.network import LabNetwork, enter_own_namespaces
@@ -87,8 +88,8 @@ def _live_in_namespace(
 def _live(node: NodeSpec) -> None:
     spawn.redirect(node.output)
     spawn.close_files()
-    processes.set_name(processes.NODE_NAME)
-    processes.become_subreaper()
+    linux.set_name(processes.NODE_NAME)
+    linux.become_subreaper()
     signal.signal(signal.SIGTERM, _die)
     argv = [node.slurmd, "-D", "-N", node.name, "-f", str(node.conf)]
     slurmd = spawn.spawn_daemon(argv, node.env, node.output)

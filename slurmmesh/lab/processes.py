@@ -1,8 +1,4 @@
-"""Processes seen through /proc, and the three prctl calls that keep a family together.
-
-``hosts/linux.py`` has two of these calls too; importing it brings the whole room of hosts, which
-takes longer than it takes a lab to start.
-"""
+"""Processes seen through /proc, their ending, and the system calls for a node of its own."""
 
 from __future__ import annotations
 
@@ -16,10 +12,6 @@ from dataclasses import dataclass
 
 from slurmmesh.errors import LabError
 from slurmmesh.lab.environment import MARK
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,29 +34,6 @@ _INFRASTRUCTURE = {
 _POLL_S = 0.005
 # A process that SIGKILL does not end within this hangs in the kernel.
 _KILL_DEADLINE_S = 20.0
-
-
-def _prctl(option: int, argument: int | bytes) -> None:
-    if _libc.prctl(option, argument, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-
-
-def set_name(name: str) -> None:
-    """What ``ps`` shows as this process's command name (15 bytes)."""
-    _prctl(_PR_SET_NAME, name.encode())
-
-
-def become_subreaper() -> None:
-    """Descendants whose parent dies become children of this process, not of init."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(parent: int, signum: signal.Signals) -> None:
-    """Get ``signum`` when ``parent`` dies; exit at once if it is dead already."""
-    _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def unshare(flags: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from slurmmesh.lab.processes import die_with_parent
+from slurmmesh.linux import die_with_parent
 
 
 def spawn_daemon(argv: Sequence[str], env: Mapping[str, str], output: Path) -> int:

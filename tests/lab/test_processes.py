@@ -40,7 +40,7 @@ def test_a_name_with_parentheses_is_read_right() -> None:
         [
             sys.executable,
             "-c",
-            "from slurmmesh.lab.processes import set_name; import time;"
+            "from slurmmesh.linux import set_name; import time;"
             "set_name('a) S 1 (b'); print('ready', flush=True); time.sleep(600)",
         ],
         stdout=subprocess.PIPE,

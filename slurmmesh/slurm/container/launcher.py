@@ -7,7 +7,7 @@ and ends when the controller has, with its exit code.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import os
 import resource
 import selectors
@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from slurmmesh._version import __version__
 from slurmmesh.errors import EXIT_SETUP_FAILED, SetupError, SlurmmeshError
+from slurmmesh.linux import die_with_parent
 from slurmmesh.slurm import environment
 from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.container import inside
@@ -28,8 +29,6 @@ from slurmmesh.slurm.container.image import Container
 
 # Named, not imported: what runs in the image is above this room.
 _CONTROLLER = "slurmmesh.hosts.program"
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def main() -> NoReturn:
@@ -93,7 +92,7 @@ def _start(
     if container.runtime == "apptainer":
         words = container.here(os.getcwd(), command)
         outside: Mapping[str, str] = os.environ
-        prepare = _end_with_parent
+        prepare = functools.partial(die_with_parent, os.getpid(), signal.SIGTERM)
     else:
         # No such thing for srun: it would kill the controller. Slurm ends it in order.
         words = [find("srun"), *_on_this_node(os.environ)]
@@ -105,11 +104,6 @@ def _start(
         stdin=subprocess.DEVNULL,
         preexec_fn=prepare,
     )
-
-
-def _end_with_parent() -> None:
-    """In a child before it becomes another program: it gets SIGTERM when this process dies."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _on_this_node(environ: Mapping[str, str]) -> list[str]:

@@ -11,15 +11,17 @@ import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
 
 MAX_REQUEST = 1 << 17
 """Bytes that the kernel takes as one packet of a unix socket, everywhere."""
 
 
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+def _prctl(option: int, value: int | bytes) -> None:
+    argument = ctypes.c_ulong(value) if isinstance(value, int) else value
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 
@@ -42,6 +44,11 @@ def python_command(module: str, *args: str) -> list[str]:
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; import {module} as module; module.main()"
     return [sys.executable, "-c", code, *args]
+
+
+def set_name(name: str) -> None:
+    """What ``ps`` shows as this process's command name (15 bytes)."""
+    _prctl(_PR_SET_NAME, name.encode())
 
 
 def become_subreaper() -> None:
