@@ -1,4 +1,4 @@
-"""What is known of one job, or of one task of an array, until it has ended. No I/O but its record."""
+"""What is known of one job, or of one task of an array, until it has ended."""
 
 from __future__ import annotations
 
