@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -105,13 +106,13 @@ def _check_writers(place: Place, status: os.stat_result) -> None:
         )
     if place.kind != "project":
         return
-    # It was found by looking upward from the working folder, maybe in a folder like /tmp.
-    trusted = {0, os.geteuid(), os.stat(os.path.dirname(place.path)).st_uid}
-    if status.st_uid not in trusted:
+    # It was found by looking upward, maybe in a folder like /tmp, or in that of a colleague.
+    strangers = {status.st_uid, os.lstat(place.path).st_uid} - {0, os.geteuid()}
+    if strangers:
         raise ConfigError(
-            f"{place.path} was put there by {_name_of(status.st_uid)}, whose folder it is not and "
-            f"who could so run commands in your jobs: if you trust it, name it with --config; if "
-            f"not, put a {PROJECT_FILE} of your own, which may be empty, into your folder"
+            f"{place.path} belongs to {_name_of(min(strangers))}, who could so run commands in "
+            f"your jobs: if you trust it, give --config {shlex.quote(place.path)}; if not, put a "
+            f"{PROJECT_FILE} of your own, which may be empty, into the folder you work in"
         )
 
 

@@ -189,18 +189,31 @@ def test_a_link_that_leads_nowhere(user) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_project_file_planted_by_somebody_else(user) -> None:
-    """As in /tmp: the folder is not that of who put the file there."""
+@pytest.mark.parametrize("owner_of_folder", [0, 12345])
+def test_a_project_file_of_somebody_else(user, owner_of_folder: int) -> None:
+    """As in /tmp, or in the folder of a colleague."""
     path = user.write("project", "interface = 'ib0'")
     os.chown(path, 12345, -1)
-    with pytest.raises(ConfigError, match=r"put there by user 12345.*name it with --config"):
+    os.chown(path.parent, owner_of_folder, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345") as error:
         user.load()
+    assert f"if you trust it, give --config {path}; " in str(error.value)
     assert user.load(config_file=str(path)).settings.interface == "ib0"
-    os.chown(path.parent, 12345, -1)  # a colleague's own project
-    assert user.load().settings.interface == "ib0"
-    os.chown(path.parent, 0, -1)
     (user.folder / "slurmmesh.toml").write_text("")  # the advice of the message
     assert user.load().settings.interface == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_link_that_somebody_else_made_to_ones_own_file(user) -> None:
+    target = user.root / "of-another-project.toml"
+    target.write_text("interface = 'ib0'")
+    path = user.write("project", "")
+    path.unlink()
+    path.symlink_to(target)
+    assert user.load().settings.interface == "ib0"
+    os.chown(path, 12345, -1, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        user.load()
 
 
 def test_nobody_without_a_home_has_a_file_of_settings(user, monkeypatch) -> None:
