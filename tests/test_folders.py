@@ -54,7 +54,7 @@ def test_what_was_submitted_is_kept_from_others(tmp_path: Path, index: Path) -> 
     assert (folder.stat().st_mode & 0o777, modes) == (0o700, {0o600})
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{", b"[" * 100_000])
 def test_a_submission_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / folders.SUBMITTED).write_bytes(content)
     assert folders.submission(tmp_path) == {}
@@ -108,3 +108,13 @@ def test_a_local_job_is_in_the_index(tmp_path: Path, index: Path) -> None:
     job_id, folder = folders.make_local_folder(tmp_path / "root")
     assert folders.find(job_id, tmp_path) == folder
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_somebody_else_put_into_the_index_is_no_job(tmp_path: Path, index: Path) -> None:
+    index.mkdir(parents=True)
+    for name, target in (("1", "."), ("2", "2"), ("3", "/proc/self"), ("4", str(tmp_path))):
+        (index / name).symlink_to(target)
+    (index / "5").mkdir()
+    (index / "6").write_text("")
+    assert folders.known(tmp_path / "jobs") == []
+    assert [folders.find(name, tmp_path / "jobs") for name in "123456"] == [None] * 6

@@ -49,7 +49,7 @@ class LogFiles:
     @property
     def is_empty(self) -> bool:
         """Whether there is no file at all to read."""
-        return not any(source.tail.path.exists() for source in self._sources.values())
+        return not any(os.path.exists(source.tail.path) for source in self._sources.values())
 
     def read(self, chunks: int | None = None) -> Iterator[bytes]:
         """What was written since: the controller's lines, then those of hosts by their time.
@@ -149,7 +149,7 @@ def _last_lines(path: Path, count: int, wants: Callable[[bytes], bool]) -> tuple
 
     Raises OSError.
     """
-    if not path.exists():
+    if not os.path.exists(path):
         return [], 0
     with open(path, "rb") as file:
         end = _end_of_last_line(file)

@@ -42,7 +42,7 @@ def _main(argv: Sequence[str]) -> int:
         raise UsageError("--follow shows the last attempt: leave out --attempt")
     settings, root = door.settings_of(asked)
     client = SlurmClient(settings)
-    job = find_all([asked.job], root, Slurm(client))[0] if asked.job else newest(root)
+    job = find_all([asked.job], root, Slurm(client))[0] if asked.job is not None else newest(root)
     job = _one_task(job)
     if asked.follow:
         return _follow(job, wanted, asked.tail, Ending(job, client))

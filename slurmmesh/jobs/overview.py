@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_overview(attempt: Path) -> Overview:
     """Read the event log of an attempt, as far as it goes. Never raises."""
     overview = Overview()
     path = attempt / EVENTS
-    if not path.exists():
+    if not os.path.exists(path):
         overview.trouble = "there is no event log"
         return overview
     tail = EventTail(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,14 +183,17 @@ def view_job(job: KnownJob, slurm: Slurm) -> list[View]:
         return [_view(job, job.id, leading(found.values()), slurm)]
     views = []
     for name, info in _together(tasks, tasks_with_folders(job.folder)).items():
-        task = KnownJob(name, job.folder.with_name(name), JobRef(name, job.ref.cluster))
+        ref = JobRef(name, job.ref.cluster)
+        # Tasks that are told of as one have no folder; the name of their list can be too long.
+        own = f"{ref.number}_{(ref.tasks or (0,))[0]}"
+        task = KnownJob(name, job.folder.with_name(own), ref)
         views.append(_view(task, name, info, slurm))
     return views
 
 
 def _view(job: KnownJob, name: str, info: JobInfo | None, slurm: Slurm) -> View:
     status = of_folder(name, info, job.folder, slurm.silence(job.ref))
-    if status.state is JobState.UNKNOWN and not job.is_readable and job.folder.exists():
+    if status.state is JobState.UNKNOWN and not job.is_readable and os.path.exists(job.folder):
         status = JobStatus(JobState.UNKNOWN, "its folder belongs to another user")
     own = None if info and is_another(info, submitted_at(job.folder)) else info
     record = read_record(job.attempts[-1]) if not (own and own.state.is_waiting) else None

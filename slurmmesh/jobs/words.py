@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -44,7 +45,7 @@ def _of_job(view: View, now: float) -> Iterator[tuple[str, str]]:
     restarts = max(status.restarts, len(view.job.attempts) - 1)
     if restarts:
         yield "attempts", f"{restarts + 1}: it was started again {_times(restarts)}"
-    if view.job.folder.exists():
+    if os.path.exists(view.job.folder):
         yield "folder", str(view.job.attempts[-1])
 
 
@@ -77,7 +78,7 @@ def _of_events(view: View, overview: Overview) -> Iterator[tuple[str, str]]:
             yield "failure", _failure(failure)
         for recovery in recent(overview.recoveries):
             yield "recovery", _recovery(recovery)
-    if overview.trouble and view.job.folder.exists() and not view.status.state.is_waiting:
+    if overview.trouble and os.path.exists(view.job.folder) and not view.status.state.is_waiting:
         yield "note", overview.trouble
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from slurmmesh.slurm.job import Resources, SlurmJob
 from slurmmesh.slurm.options import OPTIONS
 from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import directive_value, has_control_characters, output_pattern
 
-# Written by a rule of their own, or (chdir) by the script.
+# Written by a rule of their own.
 _SPECIAL = frozenset({"nodes", "ntasks", "job_name", "output", "signal", "requeue", "chdir"})
 
 
@@ -31,11 +33,23 @@ def output_pattern_of(job: SlurmJob) -> str:
     return output_pattern(job.job_root, of_array=job.array is not None)
 
 
+def chdir_for_slurm(job: SlurmJob) -> str:
+    """The working folder, where Slurm must know it for a relative ``-o`` or ``-e``; else empty.
+
+    The script itself goes there in any case.
+    """
+    relative = not all(os.path.isabs(str(path or "/")) for path in (job.output, job.error))
+    return str(job.chdir) if relative else ""
+
+
 def _of_job(job: SlurmJob) -> list[str]:
     output = output_pattern_of(job)
     lines = [f"--job-name={directive_value(job.job_name, '--job-name')}"]
     if not has_control_characters(output):
         lines.append(f"--output={directive_value(output, '--output')}")
+    chdir = chdir_for_slurm(job)
+    if chdir and not has_control_characters(chdir):
+        lines.append(f"--chdir={directive_value(chdir, '--chdir')}")
     if job.signal is not None:
         # Without B it would go to the hosts; the controller runs the user's program.
         flags, _, signal = str(job.signal).rpartition(":")

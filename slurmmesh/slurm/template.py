@@ -18,7 +18,7 @@ from slurmmesh._version import __version__
 from slurmmesh.errors import EXIT_SETUP_FAILED, UsageError
 from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.container.image import Container
-from slurmmesh.slurm.directives import components, output_pattern_of
+from slurmmesh.slurm.directives import chdir_for_slurm, components, output_pattern_of
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.quoting import directive_value, has_control_characters, sh
 
@@ -75,8 +75,8 @@ def template_text(name: str) -> str:
 
 def command_line_options(job: SlurmJob) -> list[str]:
     """What sbatch must be told beside the script, because no ``#SBATCH`` line can carry it."""
-    output = output_pattern_of(job)
-    return [f"--output={output}"] if has_control_characters(output) else []
+    values = {"--output": output_pattern_of(job), "--chdir": chdir_for_slurm(job)}
+    return [f"{name}={text}" for name, text in values.items() if has_control_characters(text)]
 
 
 def _values(job: SlurmJob) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _baseline(place: Path) -> tuple[RunHistory | None, dict[str, Any]]:
         return history, summarize(history)
     try:
         summary = json.loads(summary_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read the baseline's {summary_path}: {error}") from error
     if not isinstance(summary, dict) or "final_loss" not in summary:
         raise UsageError(f"{summary_path} is no summary of a run")
@@ -125,7 +125,7 @@ def _remembered_baseline(folder: Path) -> str | None:
     """What an earlier report in the log's folder was compared with, if it is still there."""
     try:
         summary = json.loads((folder / "summary.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     place = summary.get("baseline") if isinstance(summary, dict) else None
     if not isinstance(place, str):

@@ -256,3 +256,14 @@ def test_an_array_needs_a_task_for_its_logs(shell: Any) -> None:
     shell.make_job("4_2", ENDED)
     done = shell.run("logs", "4")
     assert "name one of its tasks: 4_1, 4_2" in done.stderr
+
+
+def test_an_array_with_many_holes_is_listed(shell: Any) -> None:
+    """The list of its tasks that never started is longer than a file's name may be."""
+    options = {"array": "0-999"}
+    array = shell.make_job("7", None, name="x", submitted=NOW, options=options)
+    for task in range(0, 1000, 2):
+        (array.parent / f"7_{task}").mkdir()
+    done = shell.run("list", "--noheader", "--format=JobID%9000")
+    assert done.returncode == 0, done.stderr
+    assert "7_[1,3,5,7," in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ def tamed(name: str, value: Any) -> Any:
             return [tamed(name, each) for each in value]
         case dict():
             return dict.fromkeys(value, "x")
-    return {"sbatch": "--wckey=x", "setup": "true"}.get(name, "/x" if "/" in value else "x")
+    return {"sbatch": "--wckey=x", "setup": "true"}.get(
+        name, "/x" if value.startswith("/") else "x"
+    )
 
 
 @given(OPTIONS)
@@ -108,8 +111,8 @@ def test_no_value_adds_a_line(options: dict[str, Any]) -> None:
 def test_bash_accepts_it_and_gives_each_word_as_it_was() -> None:
     script = render(FULL)
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
-    at = script.index("\ncontroller=")
-    last = script[at:].replace('exec "$python"', "printf '%s\\0'")
+    at = script.index("\nsm_controller=")
+    last = script[at:].replace('exec "$sm_python"', "printf '%s\\0'")
     done = subprocess.run(["bash", "-c", last], capture_output=True, check=True, text=True)
     words = ["-u", "-c", python_code("slurmmesh.hosts.program"), *FULL.argv]
     assert done.stdout.split("\0")[:-1] == words
@@ -122,6 +125,22 @@ def test_a_folder_that_no_directive_can_carry_goes_on_the_command_line() -> None
     array = dataclasses.replace(job, array="0-3")
     assert command_line_options(array) == ["--output=/a\nb %%/jobs/%A_%a.out"]
     assert command_line_options(PLAIN) == []
+
+
+def test_a_relative_file_for_the_output_is_in_the_working_folder() -> None:
+    for options in ({"output": "x"}, {"error": "x"}, {"output": "/x", "error": "x"}):
+        assert "--chdir=/shared/work" in directive_lines(**options)
+    assert not any("--chdir" in line for line in directive_lines(output="/x", error="/x"))
+    odd = dataclasses.replace(PLAIN, chdir="/a\nb", output="x")
+    assert command_line_options(odd) == ["--chdir=/a\nb"]
+
+
+def test_no_variable_of_the_user_is_one_of_the_scripts() -> None:
+    """Whatever is exported already stays so when the shell sets a variable of that name."""
+    script = render(dataclasses.replace(FULL, output="x", error="y"))
+    names = set(re.findall(r"^(?:\[.*\] && )?\s*(\w+)=", script, re.MULTILINE))
+    assert {"sm_job_id", "sm_output", "sm_earlier", "sm_python"} <= names
+    assert all(name.startswith("sm_") for name in names)
 
 
 def test_the_name_is_the_programs_unless_given() -> None:
@@ -205,6 +224,8 @@ def test_the_number_of_hosts_is_left_to_slurm_where_it_decides(
         ({"setup": "abc"}, "a list"),
         ({"env": {"A B": "x"}}, "no name of a variable"),
         ({"env": {"SLURM_JOB_ID": "1"}}, "set it themselves"),
+        ({"env": {"SLURMMESH_SPARES": "1"}}, "set it themselves"),
+        ({"env": {"UID": "1"}}, "bash sets it itself"),
         ({"env": {"NOWHERE_TO_BE_SEEN": None}}, "not set here"),
         ({"container_runtime": "apptainer"}, "--container IMAGE"),
         ({"program": ()}, "SCRIPT"),

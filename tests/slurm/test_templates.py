@@ -259,8 +259,8 @@ def test_what_is_needed_is_in_the_default() -> None:
             ["Slurm does not see '#SBATCH --account=me': it stands below the first command"],
         ),
         (
-            EXTENDS + '{% block run %}\n"$python" x\n{% endblock %}',
-            ['no line is exec ... "$controller"', 'no line is exec ... "$launcher"'],
+            EXTENDS + '{% block run %}\n"$sm_python" x\n{% endblock %}',
+            ['no line is exec ... "$sm_controller"', 'no line is exec ... "$sm_launcher"'],
         ),
         ("#!/bin/sh\necho hello", ["'#SBATCH --no-kill' is missing", "umask", "SLURMMESH_NODES"]),
         ("echo hello", ["does not begin with #!/bin/bash"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,7 @@ def test_a_controller_with_resources_of_its_own(slurm: Any, lab: Lab) -> None:
     name = slurm.script(
         """
 import os
+import shutil
 import slurmmesh as sm
 
 class Host(sm.Actor):
@@ -183,6 +185,32 @@ def test_files_of_ones_own_for_the_output(slurm: Any) -> None:
     assert "its last line: slurmmesh: x" in done.stderr
     done = slurm.run("--wait", "-o", "/dev/null", name)
     assert "to out\nto err\nslurmmesh: x\n" in slurm.log(done.stdout.split()[2])
+
+
+def test_files_of_ones_own_are_in_the_working_folder(slurm: Any) -> None:
+    folder = slurm.folder / 'a b"\n%j'
+    folder.mkdir()
+    (folder / "program.py").write_text("print('here')")
+    done = slurm.run("--wait", "-o", "out %j.txt", "--chdir", str(folder), "program.py")
+    assert done.returncode == 0, done.stderr
+    assert "here\n" in (folder / f"out {done.stdout.split()[2]}.txt").read_text()
+    done = slurm.run("-e", "no-such/err.txt", slurm.script(""))
+    assert done.returncode == 2
+    assert "--error 'no-such/err.txt': there is no folder" in done.stderr
+
+
+def test_a_job_that_does_not_come_to_its_log(slurm: Any, lab: Lab, wait_until: WaitUntil) -> None:
+    """Its folder cannot be made on the node: what Slurm wrote is shown instead."""
+    process = slurm.start("--wait", "--begin=now+1hour", slurm.script(""))
+    wait_until(lambda: bool(list(slurm.jobs.glob("*/submit.json"))))
+    (folder,) = slurm.jobs.glob("[0-9]*")
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    lab.run("scontrol", "update", f"jobid={folder.name}", "starttime=now")
+    done = slurm.finish(process)
+    assert done.returncode == 6
+    assert f"its output: {folder}.out\n" in done.stderr
+    assert "cannot make the job folder" in done.stderr
 
 
 def test_slurm_picks_the_nodes(slurm: Any) -> None:
@@ -235,6 +263,12 @@ def test_the_shells_before_the_program(slurm: Any) -> None:
     done = slurm.run("--wait", "--setup", "module load no-such-thing", name)
     assert done.returncode == 6
     assert "--setup module load no-such-thing: failed" in slurm.log(done.stdout.split()[2])
+    done = slurm.run("--wait", "--setup", "exit 0", name)
+    assert done.returncode == 6
+    assert "ended the script before the program" in slurm.log(done.stdout.split()[2])
+    shadows = ["--env", "job_id=5", "--env", "job_folder=/nowhere", "--setup", "python=/bin/false"]
+    done = slurm.run("--wait", *shadows, *("--env", "A=", "--env", "B=", "--env", "C=", name))
+    assert done.returncode == 0, done.stderr
     done = slurm.run("--setup", "echo 'no end", name)
     assert done.returncode == 2
     assert "--setup or --template: bash: " in done.stderr

@@ -6,14 +6,14 @@ is over, that somebody wants it ended. Whoever takes such a note away has it, an
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from submitit.core.utils import JobPaths
+
+from slurmmesh import files
 
 
 class StepPaths(JobPaths):
@@ -69,13 +69,8 @@ class StepPaths(JobPaths):
         return StepPaths(self._folder, self.job_id, task)
 
     def refresh(self) -> None:
-        """Have a network file system look again for what is in the folder.
-
-        A change of a folder's attributes, even to what they are, drops what the client believes.
-        """
-        folder = self.folder
-        with contextlib.suppress(OSError):
-            folder.chmod(folder.stat().st_mode)
+        """Have a network file system look again for what is in the folder."""
+        files.refresh(self.folder)
 
     def _own(self, name: str) -> Path:
         return self.folder / f"{self.job_id}_{name}"
@@ -105,15 +100,13 @@ def take(note: Path) -> bool:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a small file that readers see whole or not at all. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content))
-    draft.replace(path)
+    files.write_whole(path, json.dumps(content).encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """What ``write_json`` wrote; empty if there is nothing that can be read."""
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -23,30 +23,34 @@
 # Made by slurmmesh VERSION from the template mi300-slingshot.
 
 fail() {
+    trap - EXIT
     echo "slurmmesh: $1 (on $SLURMD_NODENAME)" >&2
     exit 6
 }
 
-job_id="$SLURM_JOB_ID"
-[ -n "$SLURM_ARRAY_TASK_ID" ] && job_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-attempt="${SLURM_RESTART_COUNT:-0}"
-job=/shared/jobs/"$job_id"
-job_folder="$job/attempt-$attempt"
+sm_job_id="$SLURM_JOB_ID"
+[ -n "$SLURM_ARRAY_TASK_ID" ] && sm_job_id="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+sm_attempt="${SLURM_RESTART_COUNT:-0}"
+sm_job=/shared/jobs/"$sm_job_id"
+sm_job_folder="$sm_job/attempt-$sm_attempt"
 # A cluster set up anew counts jobs from the beginning: what an earlier job of this id left is kept.
-earlier="$job_folder"
-[ "$attempt" -eq 0 ] && earlier="$job"
-if [ -e "$job_folder" ]; then
-    mv -- "$earlier" "$earlier.before-$(date +%s)" 2>/dev/null
+sm_earlier="$sm_job_folder"
+[ "$sm_attempt" -eq 0 ] && sm_earlier="$sm_job"
+if [ -e "$sm_job_folder" ]; then
+    mv -- "$sm_earlier" "$sm_earlier.before-$(date +%s)" 2>/dev/null
 fi
-(umask 077 && mkdir -p -- "$job_folder") ||
-    fail "cannot make the job folder $job_folder: it must be on a file system that all nodes see"
-chmod 700 -- "$job" "$job_folder" || fail "the job folder $job belongs to somebody else"
-echo "slurmmesh: the job's output goes to $job_folder/controller.log"
+(umask 077 && mkdir -p -- "$sm_job_folder") ||
+    fail "cannot make the job folder $sm_job_folder: it must be on a file system that all nodes see"
+chmod 700 -- "$sm_job" "$sm_job_folder" || fail "the job folder $sm_job belongs to somebody else"
+echo "slurmmesh: the job's output goes to $sm_job_folder/controller.log"
 exec </dev/null
-exec 1>>"$job_folder/controller.log"
+exec 1>>"$sm_job_folder/controller.log"
 exec 2>&1
 
 cd -- $'/shared/a b\'"$x\nö' || fail "the working folder of the job is not on this node"
+
+# The program is not to be skipped in silence.
+trap 'fail "--setup or the template ended the script before the program"' EXIT
 
 # What the site needs before the program can run.
 module load rocm
@@ -112,17 +116,17 @@ export HSA_FORCE_FINE_GRAIN_PCIE="${HSA_FORCE_FINE_GRAIN_PCIE-1}"
 export NCCL_CROSS_NIC="${NCCL_CROSS_NIC-1}"
 export NCCL_DEBUG=$'IN\'FO\n$x'
 
-export SLURMMESH_JOB_FOLDER="$job_folder"
-export SLURMMESH_JOB_ID="$job_id"
+export SLURMMESH_JOB_FOLDER="$sm_job_folder"
+export SLURMMESH_JOB_ID="$sm_job_id"
 export SLURMMESH_CLUSTER=slurm
 export SLURMMESH_NODES=16
 export SLURMMESH_SPARES=1
 export SLURMMESH_GPUS_PER_NODE=8
 export SLURMMESH_INTERFACE=10.8.0.0/16
 
-python=/opt/venv/bin/python
-[ -x "$python" ] || fail "the Python of the submit, $python, is not on this node"
+sm_python=/opt/venv/bin/python
+[ -x "$sm_python" ] || fail "the Python of the submit, $sm_python, is not on this node"
 # Like "python -m slurmmesh.hosts.program", but no file in this folder hides a module of Python's.
-controller='import os, sys; sys.path[:] = [p for p in sys.path if p] + [os.getcwd()] * ("" in sys.path); from slurmmesh.hosts.program import main; main()'
+sm_controller='import os, sys; sys.path[:] = [p for p in sys.path if p] + [os.getcwd()] * ("" in sys.path); from slurmmesh.hosts.program import main; main()'
 # The controller takes this shell's place, so that scancel and the time limit reach it as SIGTERM.
-exec "$python" -u -c "$controller" -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'
+exec "$sm_python" -u -c "$sm_controller" -m package.train --lr 3e-4 'two words' $'it\'s\n#SBATCH --nodes=99\n$(id)'
