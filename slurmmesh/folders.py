@@ -12,20 +12,48 @@ another root. It is a convenience: where it cannot be written, nothing else suff
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmmesh import files
+
 SUBMITTED = "submit.json"
 SCRIPT = "script.sh"
+_PRIVATE = 0o600
 _ATTEMPT = re.compile(r"attempt-(\d+)", re.ASCII)
-# An id of Slurm's, of a task of an array, or of a local job; what was set aside has a dot.
-_JOB = re.compile(r"\d+(?:_\d+)?|local-[\w-]+", re.ASCII)
+# An id of Slurm's, or of a task of an array; what was set aside has a dot.
+_OF_SLURM = re.compile(r"\d+(?:_\d+)?", re.ASCII)
+# Those that are made here end with the pid of the process that made the folder.
+_LOCAL = re.compile(r"local-[\w-]+", re.ASCII)
+# A link of the index on its way to its name.
+_NEW = ".new-"
+# A network file system shows a new folder on all machines within so long.
+_SEEN_WITHIN_S = 86400.0
+
+
+def is_job_id(name: str) -> bool:
+    """Whether a job's folder may be called so."""
+    return _OF_SLURM.fullmatch(name) is not None or is_local_id(name)
+
+
+def is_local_id(name: str) -> bool:
+    """Whether it is the id of a job on one machine, without Slurm."""
+    return _LOCAL.fullmatch(name) is not None
+
+
+def maker_of(job_id: str) -> int | None:
+    """The process that made the folder of a local job; None if its id does not tell.
+
+    It lives as long as the job: it is the controller, or the submit that waits for it.
+    """
+    pid = job_id.rpartition("-")[2]
+    return int(pid) if is_local_id(job_id) and pid.isdecimal() else None
 
 
 def job_folder(root: Path, job_id: str) -> Path:
@@ -75,8 +103,8 @@ def keep_submission(folder: Path, record: Mapping[str, Any], script: str) -> Non
     Raises OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(folder / SCRIPT, os.fsencode(script))
-    _write(folder / SUBMITTED, json.dumps(record, indent=1).encode() + b"\n")
+    files.write_whole(folder / SCRIPT, os.fsencode(script), _PRIVATE)
+    files.write_whole(folder / SUBMITTED, json.dumps(record, indent=1).encode() + b"\n", _PRIVATE)
     remember(folder)
 
 
@@ -84,7 +112,7 @@ def submission(folder: Path) -> dict[str, Any]:
     """What ``keep_submission`` wrote; empty if there is nothing that can be read."""
     try:
         found = json.loads((folder / SUBMITTED).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -96,57 +124,81 @@ def remember(folder: Path, environ: Mapping[str, str] | None = None) -> None:
         return
     with contextlib.suppress(OSError):
         index.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".new-", dir=index))
-        try:
-            link = draft / "link"
-            link.symlink_to(folder.absolute(), target_is_directory=True)
-            link.replace(index / folder.name)
-        finally:
-            with contextlib.suppress(OSError):
-                (draft / "link").unlink()
-            draft.rmdir()
+        link = index / f"{_NEW}{os.urandom(6).hex()}"
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        link.replace(index / folder.name)
 
 
 def find(job_id: str, root: Path, environ: Mapping[str, str] | None = None) -> Path | None:
     """The folder of a job: in ``root``, else where the index says; None if it is in neither."""
-    if not _JOB.fullmatch(job_id):
+    if not is_job_id(job_id):
         return None
     folder = job_folder(root, job_id)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
     index = _index(os.environ if environ is None else environ)
-    if index is None:
-        return None
-    try:
-        folder = Path(os.readlink(index / job_id))
-    except OSError:
-        return None
-    return folder if folder.is_dir() else None
+    indexed = index and _target(index / job_id)
+    return indexed if indexed and os.path.isdir(indexed) else None
 
 
 def known(root: Path, environ: Mapping[str, str] | None = None) -> list[Path]:
     """The job folders in ``root`` and in the index, each once, in no order.
 
-    Entries of the index whose folder is gone are dropped from it.
+    Entries of the index whose folder is gone are dropped from it, a day after they were made.
     """
-    found = {path.resolve(): path for path in _children(root) if path.is_dir()}
+    real = functools.lru_cache(None)(os.path.realpath)
+    found = {
+        os.path.join(real(root), entry.name): root / entry.name
+        for entry in _entries(root)
+        if is_job_id(entry.name) and _is_folder(entry)
+    }
     index = _index(os.environ if environ is None else environ)
-    for link in _children(index) if index else []:
-        with contextlib.suppress(OSError):
-            folder = Path(os.readlink(link))
-            if folder.is_dir():
-                found.setdefault(folder.resolve(), folder)
-            elif folder.parent.is_dir():  # else its file system may only be away for now
-                link.unlink()
+    for entry in _entries(index) if index else []:
+        folder = _target(Path(entry.path))
+        if folder is None:
+            if entry.name.startswith(_NEW):
+                _drop_if_old(entry)
+            continue
+        place = os.path.join(real(folder.parent), folder.name)
+        if place in found:
+            continue
+        if os.path.isdir(folder):
+            found[place] = folder
+        elif os.path.isdir(folder.parent):  # else its file system may only be away for now
+            _drop_if_old(entry)
     return list(found.values())
 
 
-def _children(folder: Path) -> list[Path]:
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return [folder / entry.name for entry in entries if _JOB.fullmatch(entry.name)]
+            return list(entries)
     except OSError:
         return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _drop_if_old(link: os.DirEntry[str]) -> None:
+    """Unlink a link of the index, but not a new one: its folder may not be seen here yet."""
+    with contextlib.suppress(OSError):
+        if os.lstat(link).st_mtime < time.time() - _SEEN_WITHIN_S:
+            os.unlink(link)
+
+
+def _target(link: Path) -> Path | None:
+    """The job folder that a link of the index leads to; None for what ``remember`` never made."""
+    try:
+        folder = Path(os.readlink(link))
+    except OSError:
+        return None
+    fits = folder.is_absolute() and folder.name == link.name and is_job_id(link.name)
+    return folder if fits else None
 
 
 def _index(environ: Mapping[str, str]) -> Path | None:
@@ -157,16 +209,3 @@ def _index(environ: Mapping[str, str]) -> Path | None:
             return None
         state = os.path.join(home, ".local", "state")
     return Path(state, "slurmmesh", "jobs")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """So that a reader sees the old file or the new one, whole, and nobody else can read it."""
-    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmmesh import files
+
 RECORD = "job.json"
 
 
@@ -78,10 +80,7 @@ def write_record(attempt: Path, record: dict[str, Any]) -> None:
 
     Raises OSError.
     """
-    path = attempt / RECORD
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    draft.replace(path)
+    files.write_whole(attempt / RECORD, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def this_process() -> dict[str, Any]:

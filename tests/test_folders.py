@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ from slurmmesh import folders
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "slurmmesh" / "jobs"
+
+
+def age(link: Path) -> None:
+    """Let a link be two days old."""
+    when = time.time() - 2 * 86400
+    os.utime(link, (when, when), follow_symlinks=False)
 
 
 def submitted(root: Path, job_id: str) -> Path:
@@ -89,8 +96,46 @@ def test_the_index_forgets_what_is_gone(tmp_path: Path, index: Path) -> None:
     gone.rmdir()
     away.rmdir()
     away.parent.rmdir()  # as a file system that is not mounted now
+    age(index / "1")
+    age(index / "2")
     assert folders.known(tmp_path / "a") == []
     assert os.listdir(index) == ["2"]
+
+
+def test_the_index_keeps_a_job_that_a_file_system_shows_late(tmp_path: Path, index: Path) -> None:
+    """A double, since no network file system is here: the folder is not there yet."""
+    (tmp_path / "a").mkdir()
+    folders.remember(tmp_path / "a" / "1")
+    assert folders.known(tmp_path / "a") == []
+    assert os.listdir(index) == ["1"]
+
+
+def test_what_never_got_its_name_is_swept(tmp_path: Path, index: Path) -> None:
+    folder = submitted(tmp_path / "a", "1")
+    for name in (".new-old", ".new-young", ".other"):
+        (index / name).symlink_to(folder)
+    age(index / ".new-old")
+    age(index / ".other")
+    assert folders.known(tmp_path / "a") == [folder]
+    assert sorted(os.listdir(index)) == [".new-young", ".other", "1"]
+
+
+@pytest.mark.parametrize("through", ["root", "index"])
+def test_a_job_is_known_once_by_any_way(tmp_path: Path, index: Path, through: str) -> None:
+    submitted(tmp_path / "a", "1")
+    (tmp_path / "link").symlink_to("a")
+    if through == "index":
+        folders.remember(tmp_path / "link" / "1")
+    assert len(folders.known(tmp_path / ("link" if through == "root" else "a"))) == 1
+
+
+def test_ids_tell_what_kind_of_job_it_is(tmp_path: Path, index: Path) -> None:
+    job_id, _ = folders.make_local_folder(tmp_path)
+    assert (folders.is_local_id(job_id), folders.maker_of(job_id)) == (True, os.getpid())
+    for other in ("12", "12_3", "local-", "local-x", "local-1-٣"):
+        assert folders.maker_of(other) is None
+    kinds = {"12": True, "12_3": True, "local-x": True, "12.before-3": False, "x": False}
+    assert {name: folders.is_job_id(name) for name in kinds} == kinds
 
 
 @pytest.mark.parametrize("state", ["", "relative", "/proc/nowhere"])

@@ -28,8 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sbatch_templates": set(),
     "linux": set(),
     "config": {"errors"},
-    "folders": {"errors"},
-    "record": set(),
+    "files": set(),
+    "folders": {"files"},
+    "record": {"files"},
     "telemetry": {"errors"},
     "shape": {"errors"},
     "wire": {"errors"},
@@ -47,9 +48,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 CODE = ("slurmmesh", "sbatch_templates", "examples", "tests")
 FRONT_DOORS = {"submit", "jobs", "lab", "cli", "__init__", "__main__"}
-# The writing end of the event log, the names of job folders, the record in them: open to all.
+# The writing end of the event log, the names of job folders, the record in them, how files are
+# written: open to all.
 OPEN_TO_ALL = {
     "slurmmesh._version",
+    "slurmmesh.files",
     "slurmmesh.folders",
     "slurmmesh.record",
     "slurmmesh.telemetry",

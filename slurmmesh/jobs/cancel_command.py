@@ -17,6 +17,7 @@ from slurmmesh.jobs.views import Slurm, View, find_all, view_job
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.ids import JobRef
 from slurmmesh.slurm.states import JobState
+from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.output import tell
 
 _FIRST_PAUSE_S = 0.1
@@ -25,7 +26,7 @@ _LONGEST_PAUSE_S = 2.0
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    return door.run(_main, argv)
+    return run(_main, argv)
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,10 @@ def _slurm_has_ended(ref: JobRef, client: SlurmClient) -> bool:
     return all(info.state.is_over for info in found.values())
 
 
-def _parser() -> door.Parser:
-    parser = door.Parser(
+def _parser() -> Parser:
+    parser = door.parser_of(
         "cancel",
         "Ends jobs that wait or run. A program that runs gets SIGTERM, and can stop in order.",
-        epilog="All about it: docs/jobs.md",
     )
     parser.add_argument(
         "jobs",

@@ -1,32 +1,27 @@
-"""What the commands on jobs have in common: arguments, errors, the exit code."""
+"""What the commands on jobs have in common: their arguments."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from slurmmesh.config import Settings, load_settings
-from slurmmesh.errors import EXIT_INTERRUPTED, SlurmmeshError, UsageError
+from slurmmesh.errors import UsageError
 from slurmmesh.slurm.states import JobState, parse_state
-from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, tell
+from slurmmesh.submit.door import Parser
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises UsageError for a command line that makes no sense."""
-
-    def __init__(self, name: str, description: str, epilog: str = "") -> None:
-        super().__init__(
-            prog=f"slurmmesh {name}", description=description, epilog=epilog, allow_abbrev=False
-        )
-        self.add_argument(
-            "--root", metavar="DIR", help="the folder of the job folders (as the settings say)"
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {self.prog} --help tells all")
+def parser_of(name: str, description: str) -> Parser:
+    """For the command ``slurmmesh NAME``; has the option that all of them have."""
+    parser = Parser(
+        prog=f"slurmmesh {name}", description=description, epilog="All about it: docs/jobs.md"
+    )
+    parser.add_argument(
+        "--root", metavar="DIR", help="the folder of the job folders (as the settings say)"
+    )
+    return parser
 
 
 def settings_of(asked: argparse.Namespace) -> tuple[Settings, Path]:
@@ -51,18 +46,3 @@ def states_of(words: Sequence[str] | None) -> frozenset[JobState]:
         if word:
             states.add(state)
     return frozenset(states)
-
-
-def run(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a command; returns its exit code (``docs/exit-codes.md``)."""
-    try:
-        return command(argv)
-    except OutputError as error:
-        if error.exit_code != EXIT_READER_GONE:
-            tell(f"error: {error}")
-        return error.exit_code
-    except SlurmmeshError as error:
-        tell(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 
 from slurmmesh.errors import MissingDependencyError, SubmitError
 from slurmmesh.jobs.known import KnownJob
-from slurmmesh.jobs.local import local_status
+from slurmmesh.jobs.local import local_status, may_run
 from slurmmesh.record import read_record
 from slurmmesh.slurm import status
 from slurmmesh.slurm.client import SlurmClient
@@ -20,7 +18,6 @@ _LONGEST_INTERVAL_S = 10.0
 # A record of the end needs Slurm's word that nothing follows it; but not for longer than this.
 _CONFIRM_INTERVAL_S = 0.5
 _CONFIRM_FOR_S = 10.0
-_STARTER = re.compile(r"local-.*-(\d+)", re.ASCII)
 
 
 class Ending:
@@ -78,7 +75,6 @@ class Ending:
     def _local_is_over(self) -> bool:
         record = read_record(self._job.folder)
         self.status = local_status(record)
-        if record is None:  # submit, whose pid the id ends with, may be about to start it
-            match = _STARTER.fullmatch(self._job.id)
-            return match is None or not os.path.exists(f"/proc/{match[1]}")
+        if record is None:  # it may be about to start
+            return not may_run(self._job)
         return self.status.state is not JobState.RUNNING

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from slurmmesh import folders
 from slurmmesh.errors import UsageError
 from slurmmesh.record import JobRecord, read_record
 from slurmmesh.slurm.ids import JobRef
-
-_LOCAL = re.compile(r"local-[\w-]+", re.ASCII)
-_JOB = re.compile(r"\d+(?:_\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class KnownJob:
     @property
     def is_local(self) -> bool:
         """Whether it runs on one machine, without Slurm."""
-        return self.id.startswith("local-")
+        return folders.is_local_id(self.id)
 
     @property
     def submission(self) -> dict[str, Any]:
@@ -120,7 +116,7 @@ def find(word: str, root: Path) -> KnownJob:
     """
     if "/" in word or word in (".", ".."):
         return _of_folder(Path(os.path.abspath(word)))
-    ref = None if _LOCAL.fullmatch(word) else JobRef.parse(word)
+    ref = None if folders.is_local_id(word) else JobRef.parse(word)
     folder = folders.find(ref.folder if ref else word, root)
     if folder is None and ref is not None and ref.tasks and len(ref.tasks) == 1:
         # A task that has not started has no folder yet.
@@ -145,9 +141,9 @@ class UnknownJob(UsageError):
 def _of_folder(folder: Path) -> KnownJob:
     """The job of a folder, or of an attempt's in it."""
     folder = folders.job_of(folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {str(folder)!r}")
-    if _JOB.fullmatch(folder.name) or _LOCAL.fullmatch(folder.name):
+    if folders.is_job_id(folder.name):
         return KnownJob(folder.name, folder)
     raise UsageError(f"{str(folder)!r} is no job's folder: its name would be the job's id")
 

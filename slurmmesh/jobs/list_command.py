@@ -17,6 +17,7 @@ from slurmmesh.jobs.table import FIELDS, USUAL, Field, as_data, lines, parse_for
 from slurmmesh.jobs.views import Slurm, View, view_jobs
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.states import JobState
+from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.output import tell, write
 
 _USUAL_LIMIT = 50
@@ -25,7 +26,7 @@ _NARROWEST = 20
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    return door.run(_main, argv)
+    return run(_main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -100,12 +101,11 @@ def _show(
     write("".join(f"{line}\n" for line in table))
 
 
-def _parser() -> door.Parser:
-    parser = door.Parser(
+def _parser() -> Parser:
+    parser = door.parser_of(
         "list",
         "The jobs of slurmmesh in the root of job folders and in your index, oldest first. "
         "Slurm's word counts while it knows a job, then the record in its folder.",
-        epilog="All about it: docs/jobs.md",
     )
     parser.add_argument("-s", "--state", action="append", metavar="STATES", help="only these")
     parser.add_argument("-S", "--since", metavar="TIME", help="only what was there since then")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from slurmmesh import folders
 from slurmmesh.errors import EXIT_OK, UsageError
 from slurmmesh.jobs.known import KnownJob
 from slurmmesh.record import JobRecord, read_record
@@ -31,6 +32,12 @@ def local_status(record: JobRecord | None) -> JobStatus:
         JobState.UNKNOWN,
         f"its controller (process {record.pid}) is gone and left no record of how it ended",
     )
+
+
+def may_run(job: KnownJob) -> bool:
+    """Whether a local job may run on this machine, told by its id alone."""
+    maker = folders.maker_of(job.id)
+    return maker is not None and os.path.exists(f"/proc/{maker}")
 
 
 def has_ended(job: KnownJob) -> bool:

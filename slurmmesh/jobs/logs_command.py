@@ -20,6 +20,7 @@ from slurmmesh.jobs.views import Slurm, find_all
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.status import tasks_with_folders
+from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.output import EXIT_READER_GONE, tell, write_bytes
 
 _LOOK_EVERY_S = 0.2
@@ -30,7 +31,7 @@ _WRITE_BYTES = 1 << 16
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    return door.run(_main, argv)
+    return run(_main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -164,11 +165,10 @@ def _selection(asked: argparse.Namespace) -> Selection:
     )
 
 
-def _parser() -> door.Parser:
-    parser = door.Parser(
+def _parser() -> Parser:
+    parser = door.parser_of(
         "logs",
         "What a job has written: its controller, then its hosts by the time of each line.",
-        epilog="All about it: docs/jobs.md",
     )
     parser.add_argument(
         "job", metavar="JOB", nargs="?", help="an id or a job's folder; the newest if none"

@@ -12,12 +12,13 @@ from slurmmesh.jobs.known import newest
 from slurmmesh.jobs.overview import Overview, as_data, read_overview
 from slurmmesh.jobs.views import Slurm, View, find_all, view_job
 from slurmmesh.slurm.client import SlurmClient
+from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.output import tell, write
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    return door.run(_main, argv)
+    return run(_main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -45,11 +46,10 @@ def _overview(view: View) -> Overview:
     return read_overview(view.job.attempts[-1])
 
 
-def _parser() -> door.Parser:
-    parser = door.Parser(
+def _parser() -> Parser:
+    parser = door.parser_of(
         "status",
         "How jobs are: state and why, nodes, meshes, training, recent failures.",
-        epilog="All about it: docs/jobs.md",
     )
     parser.add_argument(
         "jobs",

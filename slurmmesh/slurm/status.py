@@ -16,8 +16,9 @@ from slurmmesh import folders
 from slurmmesh.errors import EXIT_OK, UsageError
 from slurmmesh.record import JobRecord, read_record
 from slurmmesh.slurm.client import SlurmClient
-from slurmmesh.slurm.ids import JobRef, parse_tasks
+from slurmmesh.slurm.ids import JobRef
 from slurmmesh.slurm.jobinfo import JobInfo, leading
+from slurmmesh.slurm.options import array_tasks
 from slurmmesh.slurm.outcome import explain_waiting, judge, left_controller
 from slurmmesh.slurm.states import JobState
 
@@ -136,7 +137,7 @@ def _tasks_submitted(folder: Path) -> list[str]:
     options = folders.submission(folder).get("options")
     spec = options.get("array") if isinstance(options, dict) else None
     try:
-        tasks = parse_tasks(str(spec).partition("%")[0]) if spec else ()
+        tasks = array_tasks(str(spec)) if spec else ()
     except UsageError:
         return []
     return [f"{folder.name}_{task}" for task in tasks]

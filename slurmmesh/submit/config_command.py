@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from slurmmesh.config import SETTINGS, Loaded, Sourced, SubmitKeys, load_layers, near
-from slurmmesh.errors import EXIT_OK, SlurmmeshError, UsageError
+from slurmmesh.errors import EXIT_OK, UsageError
+from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.keys import submit_keys
-from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, tell, write
+from slurmmesh.submit.output import write
 
 _PROGRAM = "slurmmesh config"
 _SUBMIT = "submit."
@@ -19,19 +19,15 @@ _SUBMIT = "submit."
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    try:
-        asked = _parser().parse_args(list(argv))
-        options = submit_keys()
-        loaded = load_layers(config_file=asked.config, profile=asked.profile, submit_keys=options)
-        keys = [_full_key(text, options) for text in asked.keys]
-        write(_as_json(loaded, keys) if asked.json else _as_text(loaded, keys))
-    except OutputError as error:
-        if error.exit_code != EXIT_READER_GONE:
-            tell(f"error: {error}")
-        return error.exit_code
-    except SlurmmeshError as error:
-        tell(f"error: {error}")
-        return error.exit_code
+    return run(_main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    asked = _parser().parse_args(list(argv))
+    options = submit_keys()
+    loaded = load_layers(config_file=asked.config, profile=asked.profile, submit_keys=options)
+    keys = [_full_key(text, options) for text in asked.keys]
+    write(_as_json(loaded, keys) if asked.json else _as_text(loaded, keys))
     return EXIT_OK
 
 
@@ -113,17 +109,11 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {_PROGRAM} --help tells all")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=_PROGRAM,
         description="Shows each setting, its value, and where that comes from.",
         epilog="docs/settings.md tells how they are set.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("keys", nargs="*", metavar="KEY", help="only these: job_root, submit.partition")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import NoReturn
 
 from slurmmesh.config import Sourced, load_layers
-from slurmmesh.errors import EXIT_OK, SlurmmeshError, UsageError
+from slurmmesh.errors import EXIT_OK, UsageError
 from slurmmesh.slurm.template import render, template_names, template_text
 from slurmmesh.slurm.template_check import problems_of, samples
+from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.keys import submit_keys
-from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, tell, write
+from slurmmesh.submit.output import write
 
-_PROGRAM = "slurmmesh templates"
 _COMMENT = re.compile(r"\s*\{#-?(.*?)-?#\}", re.DOTALL)
 _DEFAULT = "default"
 
@@ -38,23 +36,19 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns its exit code."""
-    try:
-        asked = _parser().parse_args(list(argv))
-        match asked.verb:
-            case "list":
-                rows = _rows()
-                write(_as_json(rows) if asked.json else _as_text(rows))
-            case "show":
-                write(_shown(asked.template, rendered=asked.rendered))
-            case "check":
-                write(_checked(asked.template))
-    except OutputError as error:
-        if error.exit_code != EXIT_READER_GONE:
-            tell(f"error: {error}")
-        return error.exit_code
-    except SlurmmeshError as error:
-        tell(f"error: {error}")
-        return error.exit_code
+    return run(_main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    asked = _parser().parse_args(list(argv))
+    match asked.verb:
+        case "list":
+            rows = _rows()
+            write(_as_json(rows) if asked.json else _as_text(rows))
+        case "show":
+            write(_shown(asked.template, rendered=asked.rendered))
+        case "check":
+            write(_checked(asked.template))
     return EXIT_OK
 
 
@@ -111,28 +105,21 @@ def _checked(template: str) -> str:
     return f"{template}: good for jobs of {len(samples(template))} kinds\n"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {_PROGRAM} --help tells all")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=_PROGRAM,
+def _parser() -> Parser:
+    parser = Parser(
+        prog="slurmmesh templates",
         description="The templates of batch scripts.",
         epilog="docs/templates.md tells how to choose one, and how to write one.",
-        allow_abbrev=False,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|check")
-    verb = verbs.add_parser("list", help="which there are", allow_abbrev=False)
+    verb = verbs.add_parser("list", help="which there are")
     verb.add_argument("--json", action="store_true", help="for programs")
-    verb = verbs.add_parser("show", help="the text of one", allow_abbrev=False)
+    verb = verbs.add_parser("show", help="the text of one")
     verb.add_argument("template", metavar="NAME|FILE")
     verb.add_argument("--rendered", action="store_true", help="the script of an example job")
     verb = verbs.add_parser(
         "check",
         help="whether one is good: tried with jobs of every kind, of which none is run",
-        allow_abbrev=False,
     )
     verb.add_argument("template", metavar="NAME|FILE")
     return parser

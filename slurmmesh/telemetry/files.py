@@ -1,4 +1,4 @@
-"""Writes files whole or not at all."""
+"""Writes the files of a report, whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from slurmmesh import files
 from slurmmesh.errors import ReportError
 
 
@@ -50,17 +51,8 @@ def copy_whole(source: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file beside ``path`` that takes its place at the end."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with files.replacing(path) as file:
             yield file
-            file.flush()
-            # Some file systems tell of a full disk, or a full quota, only now.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

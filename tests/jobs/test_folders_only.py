@@ -176,7 +176,7 @@ def test_a_job_is_found_by_any_name(shell: Any, monkeypatch: pytest.MonkeyPatch)
     assert find(str(one), root).id == find(f"{one}/attempt-0", root).id == "12"
     with pytest.raises(UsageError, match="no job '13'"):
         find("13", root)
-    os.utime(task, (NOW + 50, NOW + 50))
+    os.utime(task, (NOW + 3600, NOW + 3600))
     assert newest(root).id == "12_3"
 
 
