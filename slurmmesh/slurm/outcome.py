@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK, HostListError
+from slurmmesh.errors import EXIT_JOB_FAILED, EXIT_OK, EXIT_PREEMPTED, HostListError
 from slurmmesh.record import JobRecord
 from slurmmesh.slurm import reasons
 from slurmmesh.slurm.hostlists import expand
@@ -28,7 +28,7 @@ _ENDS = {
     JobState.BOOT_FAIL: "did not start: a node failed to boot",
     JobState.LAUNCH_FAILED: "did not start: its script could not be launched",
     JobState.DEADLINE: "was ended at its deadline",
-    JobState.PREEMPTED: "was preempted by a job of higher priority",
+    JobState.PREEMPTED: "was preempted by a job of higher priority; --requeue lets Slurm start it again",
     JobState.REVOKED: "was taken over by another cluster of the federation",
 }
 
@@ -64,7 +64,8 @@ def judge(job: str, info: JobInfo | None, record: JobRecord | None) -> Outcome:
     code = record.exit_code if record else None
     state = info.state if info else JobState.UNKNOWN
     if info and state in _ENDS:
-        return Outcome(EXIT_JOB_FAILED, f"job {job} {_how_slurm_ended_it(info, code)}")
+        ending = EXIT_PREEMPTED if state is JobState.PREEMPTED else EXIT_JOB_FAILED
+        return Outcome(ending, f"job {job} {_how_slurm_ended_it(info, code)}")
     if code is None:
         return _without_record(job, info)
     told_by_slurm = _slurm_code(info) if info and state.is_over else code

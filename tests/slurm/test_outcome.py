@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmmesh.record import JobRecord, read_record
 from slurmmesh.slurm.client import JobInfo
 from slurmmesh.slurm.outcome import (
-    JobRecord,
     explain_waiting,
     judge,
     never_starts,
-    read_record,
 )
 from slurmmesh.slurm.states import JobState
 
@@ -33,6 +32,7 @@ COMPLETED = JobInfo(JobState.COMPLETED, nodes="n1")
         (JobInfo(JobState.TIMEOUT, nodes="n1"), 143, 4, "--time"),
         (JobInfo(JobState.OUT_OF_MEMORY, nodes="n1", exit_code=0, signal=9), None, 4, "memory"),
         (JobInfo(JobState.NODE_FAIL, nodes="n1"), None, 4, "lost the node"),
+        (JobInfo(JobState.PREEMPTED, nodes="n1"), 143, 7, "preempted"),
         (JobInfo(JobState.FAILED, nodes="n1", signal=9), None, 137, "without a record"),
         (JobInfo(JobState.FAILED, nodes="n1"), None, 4, "without a record"),
         (COMPLETED, None, 0, "no record"),

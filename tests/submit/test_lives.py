@@ -55,15 +55,21 @@ def test_a_requeued_job_is_waited_for_and_has_a_folder_for_each_attempt(
         assert "life 1\n" in done.stdout
 
 
-def test_a_preempted_job_runs_again(lab: Lab, slurm: Any, wait_until: WaitUntil) -> None:
+@pytest.mark.parametrize(
+    ("option", "code", "told"),
+    [("--requeue", 0, "was requeued: attempt 1"), ("--no-requeue", 7, "was preempted by a job")],
+)
+def test_a_preempted_job_runs_again_if_it_may(
+    lab: Lab, slurm: Any, wait_until: WaitUntil, option: str, code: int, told: str
+) -> None:
     """Its nodes are taken by a job of a partition that ranks higher, then given back."""
-    words = ["-p", "low", "-N4", "--exclusive", "--requeue", "--wait"]
+    words = ["-p", "low", "-N4", "--exclusive", option, "--wait"]
     process = slurm.start(*words, slurm.script(TWO_LIVES))
     wait_until((slurm.folder / "first life").exists)
     lab.run("sbatch", "-p", "main", "-N4", "--exclusive", "-o/dev/null", "--wrap=true")
     done = slurm.finish(process)
-    assert done.returncode == 0, done.stderr
-    assert "was requeued: attempt 1" in done.stderr
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
 
 
 def test_a_job_that_lost_its_controllers_node_runs_again(
