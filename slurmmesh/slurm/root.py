@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from slurmmesh import files, folders
 from slurmmesh.errors import ConfigError, SetupError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -68,18 +69,26 @@ class EarlierJobs:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        with os.scandir(root) as entries:
+        self._inodes: dict[str, int] = {}
+        self._time = time.time()
+        # Not everybody who may write to the root may also read it.
+        with contextlib.suppress(OSError), os.scandir(root) as entries:
             self._inodes = {entry.name: entry.inode() for entry in entries}
+        # By the clock of the file system, which dates the folders.
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=root) as probe:
+            self._time = os.fstat(probe.fileno()).st_mtime
 
     def set_aside(self, job_id: str) -> None:
         """Move aside what an earlier job of this id, and tasks of it, left."""
         mark = f".before-{int(time.time())}"
         for name, inode in self._inodes.items():
-            is_task = name.removeprefix(f"{job_id}_").isdecimal() and name.startswith(job_id)
-            if name == job_id or is_task:
+            if name == job_id or (name.startswith(f"{job_id}_") and folders.is_job_id(name)):
                 folder = self._root / name
+                files.refresh(folder)
                 with contextlib.suppress(OSError):
-                    if folder.stat().st_ino == inode:
+                    stat = folder.stat()
+                    # What was changed since is the folder of the new job, which runs already.
+                    if stat.st_ino == inode and stat.st_mtime < self._time:
                         folder.rename(folder.with_name(name + mark))
 
 

@@ -33,7 +33,7 @@ sm_job_folder="$sm_job/attempt-$sm_attempt"
 # A cluster set up anew counts jobs from the beginning: what an earlier job of this id left is kept.
 sm_earlier="$sm_job_folder"
 [ "$sm_attempt" -eq 0 ] && sm_earlier="$sm_job"
-if [ -e "$sm_job_folder" ]; then
+if [ -e "$sm_job_folder" ] || [ -e "$sm_earlier/job.json" ]; then
     mv -- "$sm_earlier" "$sm_earlier.before-$(date +%s)" 2>/dev/null
 fi
 (umask 077 && mkdir -p -- "$sm_job_folder") ||
