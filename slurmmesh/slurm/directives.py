@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 
+from slurmmesh.errors import UsageError
 from slurmmesh.slurm.job import Resources, SlurmJob
 from slurmmesh.slurm.options import OPTIONS
 from slurmmesh.slurm.passthrough import directive_of
-from slurmmesh.slurm.quoting import directive_value, has_control_characters, output_pattern
+from slurmmesh.slurm.quoting import (
+    directive_value,
+    has_control_characters,
+    literal_pattern,
+    output_pattern,
+)
 
-# Written by a rule of their own.
-_SPECIAL = frozenset({"nodes", "ntasks", "job_name", "output", "signal", "requeue", "chdir"})
+# Written by a rule of their own, or (chdir) by the script.
+_SPECIAL = frozenset(
+    {"nodes", "ntasks", "job_name", "output", "error", "signal", "requeue", "chdir"}
+)
 
 
 def components(job: SlurmJob) -> list[list[str]]:
@@ -26,30 +34,39 @@ def components(job: SlurmJob) -> list[list[str]]:
     return [[*_of_job(job), *_resources(job.controller, "1")], hosts]
 
 
-def output_pattern_of(job: SlurmJob) -> str:
-    """Where Slurm writes what comes before the controller: the job's own wish, or its root."""
-    if job.output is not None:
-        return str(job.output)
-    return output_pattern(job.job_root, of_array=job.array is not None)
+def files_of(job: SlurmJob) -> dict[str, str]:
+    """Where Slurm writes a job's output, by the options ``--output`` and ``--error``, absolute.
 
+    Without a wish of the job it is a file in its root, for what comes before the controller. A
+    relative wish is meant from the working folder, as with sbatch.
 
-def chdir_for_slurm(job: SlurmJob) -> str:
-    """The working folder, where Slurm must know it for a relative ``-o`` or ``-e``; else empty.
-
-    The script itself goes there in any case.
+    Raises:
+        UsageError: a folder's name that Slurm cannot write to.
     """
-    relative = not all(os.path.isabs(str(path or "/")) for path in (job.output, job.error))
-    return str(job.chdir) if relative else ""
+    files = {"--output": output_pattern(job.job_root, of_array=job.array is not None)}
+    for name, wish in (("--output", job.output), ("--error", job.error)):
+        if wish is not None:
+            files[name] = _absolute(name, str(wish), str(job.chdir))
+    return files
+
+
+def _absolute(name: str, file: str, folder: str) -> str:
+    if os.path.isabs(file):
+        return file
+    if "\\" in folder:
+        raise UsageError(
+            f"{name} {file!r}: Slurm cannot write into {folder!r}, because of the backslash: give "
+            "an absolute path"
+        )
+    # A backslash turns Slurm's patterns off.
+    return os.path.join(folder if "\\" in file else literal_pattern(folder), file)
 
 
 def _of_job(job: SlurmJob) -> list[str]:
-    output = output_pattern_of(job)
     lines = [f"--job-name={directive_value(job.job_name, '--job-name')}"]
-    if not has_control_characters(output):
-        lines.append(f"--output={directive_value(output, '--output')}")
-    chdir = chdir_for_slurm(job)
-    if chdir and not has_control_characters(chdir):
-        lines.append(f"--chdir={directive_value(chdir, '--chdir')}")
+    for name, file in files_of(job).items():
+        if not has_control_characters(file):
+            lines.append(f"{name}={directive_value(file, name)}")
     if job.signal is not None:
         # Without B it would go to the hosts; the controller runs the user's program.
         flags, _, signal = str(job.signal).rpartition(":")

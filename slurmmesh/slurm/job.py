@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slurmmesh import folders
 from slurmmesh.config import load_settings
@@ -153,7 +153,11 @@ class SlurmJob(Resources):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        program = (self.program,) if isinstance(self.program, str) else tuple(self.program)
+        self._check_kinds()
+        program = self.program
+        if isinstance(program, (str, os.PathLike)):
+            program = (os.fsdecode(program),)
+        program = _words("program", program)
         self._set("program", program)
         self._set("args", _words("args", self.args))
         self._set("setup", _words("setup", self.setup))
@@ -168,10 +172,21 @@ class SlurmJob(Resources):
         except ValueError as error:
             raise UsageError(f"--interface {self.interface!r} {error}") from None
         for name in ("job_root", "chdir", "python"):
-            path = os.fspath(getattr(self, name))
+            path = getattr(self, name)
             if not os.path.isabs(path) or "\0" in path:
                 raise UsageError(f"{name} {path!r} must be an absolute path")
-            self._set(name, path)
+
+    def _check_kinds(self) -> None:
+        """Refuse what is no value of a field at all; files may be given as paths."""
+        for name in ("template", "container", "job_root", "chdir", "python"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                self._set(name, os.fsdecode(path))
+        for name, (kind, words) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise UsageError(f"{name}: {value!r} is no {words}")
+        if not all(isinstance(name, str) for name in self.env):
+            raise UsageError("env: names of variables are text")
 
     def _check_nodes(self) -> None:
         if self.spares < 0:
@@ -328,6 +343,15 @@ class SlurmJob(Resources):
         return JobRef(self.folder.name, self.cluster)
 
 
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("template", "container", "container_runtime", "interface"), (str, "text")),
+    **dict.fromkeys(("job_root", "chdir", "python"), (str, "path")),
+    "spares": (int, "number"),
+    "env": (Mapping, "mapping of names to values"),
+    "controller": ((Resources, type(None)), "Resources"),
+}
+
+
 def _client() -> SlurmClient:
     from slurmmesh.slurm.client import SlurmClient
 
@@ -352,6 +376,8 @@ def _checked(option: Option, value: object) -> str | bool | None:
         if not option.metavar:
             return bool(value)
         return True if value else None
+    if not option.metavar:
+        raise UsageError(f"{option.field}: {value!r} is neither True nor False")
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise UsageError(f"{option.field}: {value!r} is neither text nor a number")
     text = str(value)
@@ -362,8 +388,10 @@ def _checked(option: Option, value: object) -> str | bool | None:
     return text
 
 
-def _words(name: str, words: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+def _words(name: str, words: object) -> tuple[str, ...]:
+    if isinstance(words, (str, bytes)) or not isinstance(words, Sequence):
+        raise UsageError(f"{name}: give a list of strings")
+    if not all(isinstance(word, str) for word in words):
         raise UsageError(f"{name}: give a list of strings")
     return tuple(words)
 

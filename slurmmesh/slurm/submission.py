@@ -127,12 +127,15 @@ def load(job_id: str, root: Path) -> SlurmJob:
             f"no job {job_id!r} that slurmmesh submitted is in {root} or in your index: "
             "`slurmmesh list` shows those that are"
         )
-    options = {name: value for name, value in record["options"].items() if name != "env"}
-    if controller := options.pop("controller", None):
-        options["controller"] = Resources(**controller)
-    if ref.tasks is not None and len(ref.tasks) == 1:
-        options.update(id=ref.id, array=None)
-    return SlurmJob(**options)
+    try:
+        options = {name: value for name, value in record["options"].items() if name != "env"}
+        if controller := options.pop("controller", None):
+            options["controller"] = Resources(**controller)
+        if ref.tasks is not None and len(ref.tasks) == 1:
+            options.update(id=ref.id, array=None)
+        return SlurmJob(**options)
+    except (AttributeError, KeyError, TypeError, UsageError) as error:  # of another version
+        raise UsageError(f"{folder}/{folders.SUBMITTED} makes no sense here: {error}") from None
 
 
 def ref_of(job: SlurmJob) -> JobRef:

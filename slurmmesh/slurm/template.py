@@ -18,7 +18,7 @@ from slurmmesh._version import __version__
 from slurmmesh.errors import EXIT_SETUP_FAILED, UsageError
 from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.container.image import Container
-from slurmmesh.slurm.directives import chdir_for_slurm, components, output_pattern_of
+from slurmmesh.slurm.directives import components, files_of
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.quoting import directive_value, has_control_characters, sh
 
@@ -39,12 +39,17 @@ def render(job: SlurmJob) -> str:
     """
     values = _values(job)
     try:
-        return _environment().get_template(job.template).render(values)
+        script = _environment().get_template(job.template).render(values)
     except Exception as error:  # a template can do wrong whatever a program can
         where = _place_in_template(error)
         if isinstance(error, UsageError) and not where:
             raise
         raise UsageError(f"template {job.template!r}: {where}{_what_is_wrong(error)}") from None
+    try:
+        os.fsencode(script)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object[error.start]!r} stands for no character") from None
+    return script
 
 
 def template_names() -> list[str]:
@@ -75,8 +80,8 @@ def template_text(name: str) -> str:
 
 def command_line_options(job: SlurmJob) -> list[str]:
     """What sbatch must be told beside the script, because no ``#SBATCH`` line can carry it."""
-    values = {"--output": output_pattern_of(job), "--chdir": chdir_for_slurm(job)}
-    return [f"{name}={text}" for name, text in values.items() if has_control_characters(text)]
+    files = files_of(job).items()
+    return [f"{name}={file}" for name, file in files if has_control_characters(file)]
 
 
 def _values(job: SlurmJob) -> dict[str, Any]:

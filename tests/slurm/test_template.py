@@ -128,11 +128,12 @@ def test_a_folder_that_no_directive_can_carry_goes_on_the_command_line() -> None
 
 
 def test_a_relative_file_for_the_output_is_in_the_working_folder() -> None:
-    for options in ({"output": "x"}, {"error": "x"}, {"output": "/x", "error": "x"}):
-        assert "--chdir=/shared/work" in directive_lines(**options)
-    assert not any("--chdir" in line for line in directive_lines(output="/x", error="/x"))
-    odd = dataclasses.replace(PLAIN, chdir="/a\nb", output="x")
-    assert command_line_options(odd) == ["--chdir=/a\nb"]
+    lines = directive_lines(output="out %j", error="/x", chdir="/a%j")
+    assert {"--output='/a%%j/out %j'", "--error=/x"} <= set(lines)
+    odd = dataclasses.replace(PLAIN, chdir="/a\n%b", error="x")
+    assert command_line_options(odd) == ["--error=/a\n%%b/x"]
+    with pytest.raises(UsageError, match="backslash"):
+        render(dataclasses.replace(PLAIN, chdir="/a\\b", output="x"))
 
 
 def test_no_variable_of_the_user_is_one_of_the_scripts() -> None:
@@ -244,3 +245,25 @@ def test_bad_values_are_told_before_anything_starts(change: dict[str, Any], word
 def test_a_backslash_in_the_job_root_is_refused() -> None:
     with pytest.raises(UsageError, match="backslash"):
         render(dataclasses.replace(PLAIN, job_root="/a\\b"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"program": value} for value in (None, 5, [1], b"x")),
+        *({"spares": value} for value in ("1", 1.5, True, None)),
+        *({"requeue": value} for value in ("no", 1)),
+        *({"env": value} for value in (["A=1"], None, {1: "A"})),
+        *({name: None} for name in ("args", "setup", "sbatch", "template", "container")),
+        *({name: 5} for name in ("chdir", "python", "job_root", "interface", "args", "template")),
+        *({"controller": {"nodes": 1}}, {"chdir": b"/x"}, {"comment": "a\ud800"}),
+    ],
+)
+def test_what_is_no_value_of_a_field_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        render(dataclasses.replace(PLAIN, **fields))
+
+
+def test_files_may_be_paths() -> None:
+    job = dataclasses.replace(PLAIN, program=Path("a/b.py"), chdir=Path("/x"))
+    assert (job.program, job.chdir) == (("a/b.py",), "/x")
