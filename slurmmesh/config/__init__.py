@@ -5,6 +5,7 @@
 
 from slurmmesh.config.layers import Layer, Origin, Sourced, merge
 from slurmmesh.config.load import Loaded, load_layers, load_settings
+from slurmmesh.config.names import is_variable
 from slurmmesh.config.nearest import near
 from slurmmesh.config.options import SubmitKey, SubmitKeys
 from slurmmesh.config.settings import SETTINGS, Settings
@@ -22,6 +23,7 @@ __all__ = [
     "Sourced",
     "SubmitKey",
     "SubmitKeys",
+    "is_variable",
     "load_layers",
     "load_settings",
     "merge",

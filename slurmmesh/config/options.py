@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slurmmesh.config.names import is_variable
 from slurmmesh.config.places import absolute
 
 Kind = Literal["text", "number", "path", "template", "flag", "optional", "list", "table"]
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _BOOLS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -134,6 +134,6 @@ def _assignment(text: str) -> tuple[str, str | None]:
 
 
 def _name(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not is_variable(name):
         raise ValueError(f"has {name!r} for the name of a variable")
     return name

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, MutableMapping
 
-from slurmmesh.config import NODE_FOLDER, NODE_FOLDERS
+from slurmmesh.config import NODE_FOLDER, NODE_FOLDERS, is_variable
 from slurmmesh.errors import SetupError
 from slurmmesh.wire.reactor import say
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VNIS = "SLINGSHOT_VNIS"
 
 
@@ -49,7 +47,7 @@ def _make_folders(environ: MutableMapping[str, str]) -> str | None:
     """
     names = environ.get(NODE_FOLDERS, "").replace(",", " ").split()
     for name in names:
-        if not _VARIABLE.fullmatch(name):
+        if not is_variable(name):
             raise SetupError(f"{NODE_FOLDERS}: {name!r} is no name of a variable")
     missing = [name for name in names if name not in environ]
     if not missing:

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from slurmmesh import folders
-from slurmmesh.config import load_settings
+from slurmmesh.config import is_variable, load_settings
 from slurmmesh.config.networks import network_items
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm.container import image
 from slurmmesh.slurm.options import MOST_NODES, OPTIONS, Option, gpus_of, node_range
 from slurmmesh.slurm.passthrough import directive_of
-from slurmmesh.slurm.quoting import directive_value, has_control_characters
+from slurmmesh.slurm.quoting import (
+    directive_value,
+    has_control_characters,
+    without_control_characters,
+)
 
 if TYPE_CHECKING:
     from slurmmesh.slurm.client import JobRef, SlurmClient
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from slurmmesh.slurm.status import JobStatus
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Slurm's own, and those that tell the controller what job it is in.
 _OWN_VARIABLES = (
     *("SLURM_", "SLURMMESH_JOB_", "SLURMMESH_CLUSTER", "SLURMMESH_NODES", "SLURMMESH_SPARES"),
@@ -34,7 +37,6 @@ _OWN_VARIABLES = (
 )
 # bash lets nobody set these.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
-_RUNTIMES = ("", "apptainer", "pyxis")
 # Fields that other values are put into as well, for the sake of those who type them.
 _Value: TypeAlias = "str | int | None"
 
@@ -143,7 +145,7 @@ class SlurmJob(Resources):
     setup: Sequence[str] = ()
     env: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     container: str = ""
-    container_runtime: Literal["", "apptainer", "pyxis"] = ""
+    container_runtime: image.Runtime | Literal[""] = ""
     interface: str = field(default_factory=lambda: load_settings().interface)
     job_root: str | Path = field(default_factory=lambda: load_settings().job_root)
     python: str = field(default_factory=lambda: sys.executable)
@@ -209,7 +211,7 @@ class SlurmJob(Resources):
                 raise UsageError(f"--setup {line!r}: its last backslash would join the next line")
         env = {}
         for name, value in self.env.items():
-            if not _VARIABLE.fullmatch(name):
+            if not is_variable(name):
                 raise UsageError(f"--env {name!r} is no name of a variable")
             if name.startswith(_OWN_VARIABLES):
                 raise UsageError(f"--env {name}: slurmmesh and Slurm set it themselves")
@@ -224,10 +226,9 @@ class SlurmJob(Resources):
         self._set("env", env)
 
     def _check_container(self) -> None:
-        if self.container_runtime not in _RUNTIMES:
-            raise UsageError(
-                f"--container-runtime {self.container_runtime!r}: give apptainer or pyxis"
-            )
+        if self.container_runtime not in ("", *image.RUNTIMES):
+            known = " or ".join(image.RUNTIMES)
+            raise UsageError(f"--container-runtime {self.container_runtime!r}: give {known}")
         if self.container_runtime and not self.container:
             raise UsageError("--container-runtime needs --container IMAGE")
         if self.container:
@@ -414,4 +415,4 @@ def _program_name(program: tuple[str, ...]) -> str:
     if not program:
         return ""
     name = program[-1].rstrip("/").rpartition("/")[2]
-    return re.sub(r"[\x00-\x1f\x7f]", "_", name)
+    return without_control_characters(name, "_")

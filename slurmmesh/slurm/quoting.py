@@ -19,6 +19,11 @@ def has_control_characters(value: str) -> bool:
     return _CONTROL.search(value) is not None
 
 
+def without_control_characters(value: str, instead: str) -> str:
+    """A value with ``instead`` for each newline or the like, to be shown on one line."""
+    return _CONTROL.sub(instead, value)
+
+
 def sh(value: object) -> str:
     """One word for bash, always on one line: a newline becomes ``$'\\n'``."""
     text = str(value)

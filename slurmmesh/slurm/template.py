@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import os
-import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,12 @@ from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.container.image import Container
 from slurmmesh.slurm.directives import components, files_of
 from slurmmesh.slurm.job import SlurmJob
-from slurmmesh.slurm.quoting import directive_value, has_control_characters, sh
+from slurmmesh.slurm.quoting import (
+    directive_value,
+    has_control_characters,
+    sh,
+    without_control_characters,
+)
 
 _PACKAGE = "slurmmesh.sbatch_templates"
 _SUFFIX = ".sh.j2"
@@ -92,7 +96,7 @@ def _values(job: SlurmJob) -> dict[str, Any]:
     return {
         "version": __version__,
         "job": job,
-        "template": re.sub(r"[\x00-\x1f\x7f]", "?", job.template),
+        "template": without_control_characters(job.template, "?"),
         "components": components(job),
         "own_output": own_output,
         "streams": streams,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from slurmmesh.errors import UsageError
+from slurmmesh.slurm.container.image import RUNTIMES
 from slurmmesh.slurm.options import OPTIONS
 
 PROGRAM = "python -m slurmmesh.submit"
@@ -26,7 +27,7 @@ _OF_JOB: dict[str, dict[str, Any]] = {
         "help": "a variable for the program, from here if without a value; repeatable",
     },
     "container": {"metavar": "IMAGE", "help": "run in a container"},
-    "container_runtime": {"choices": ["apptainer", "pyxis"], "help": "by which (apptainer)"},
+    "container_runtime": {"choices": RUNTIMES, "help": "by which (apptainer)"},
     "interface": {"metavar": "NAME|NETWORK", "help": "the network between the nodes"},
     "sbatch": {
         "action": "append",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from slurmmesh.config import SubmitKey, SubmitKeys
 from slurmmesh.errors import UsageError
+from slurmmesh.slurm.container.image import RUNTIMES
 from slurmmesh.slurm.options import OPTIONS, Option
 from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import directive_value
@@ -42,7 +43,7 @@ _OURS: SubmitKeys = {
     "setup": SubmitKey("list"),
     "env": SubmitKey("table"),
     "container": SubmitKey("text"),
-    "container_runtime": SubmitKey("text", _one_of("apptainer", "pyxis")),
+    "container_runtime": SubmitKey("text", _one_of(*RUNTIMES)),
     "sbatch": SubmitKey("list", directive_of),
     "cluster": SubmitKey("text", _one_of("auto", "slurm", "local")),
     "wait": SubmitKey("flag"),

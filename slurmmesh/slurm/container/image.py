@@ -14,15 +14,17 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from slurmmesh.config import is_variable
 from slurmmesh.errors import EXIT_SETUP_FAILED, UsageError
 from slurmmesh.slurm.quoting import has_control_characters
 
 if TYPE_CHECKING:
     from slurmmesh.slurm.job import SlurmJob
 
-RUNTIMES = ("apptainer", "pyxis")
+Runtime: TypeAlias = Literal["apptainer", "pyxis"]
+RUNTIMES: tuple[str, ...] = get_args(Runtime)
 
 # On the node: apptainer, or its relative, with the GPUs that are there.
 _RUN = f"""\
@@ -63,7 +65,6 @@ _LEFT_OUTSIDE = frozenset(
 )
 # These are for the image alone: apptainer itself would be harmed.
 _ONLY_INSIDE = re.compile(r"PATH|LD_\w+|PYTHON\w+", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NOT_FOR_PYXIS = re.compile(r"""[\s,:"'\\#$]""")
 
 
@@ -160,7 +161,7 @@ class Container:
     def _explicit(self, own: Mapping[str, str]) -> dict[str, str]:
         # What pip has put into the home outside of the image is for another Python.
         given = {"PYTHONNOUSERSITE": "1", **self.env, **own}
-        return {name: value for name, value in given.items() if _NAME.fullmatch(name)}
+        return {name: value for name, value in given.items() if is_variable(name)}
 
     def _inside(self, folder: str, command: Sequence[str]) -> list[str]:
         return ["/bin/sh", "-c", _ENTER, self.image, folder, *command]
