@@ -16,6 +16,7 @@ from slurmmesh.config import is_variable, load_settings
 from slurmmesh.config.networks import network_items
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm.container import image
+from slurmmesh.slurm.hostlists import expand
 from slurmmesh.slurm.options import MOST_NODES, OPTIONS, Option, gpus_of, node_range
 from slurmmesh.slurm.passthrough import directive_of
 from slurmmesh.slurm.quoting import (
@@ -197,6 +198,11 @@ class SlurmJob(Resources):
             raise UsageError("--spares needs --nodes, so that the two can be told apart")
         if (most := self.node_range[1]) > MOST_NODES:
             raise UsageError(f"--nodes and --spares: {most} nodes; {MOST_NODES} are the most")
+        named = str(self.nodelist or "")
+        if self.nodes and "/" not in named and len(set(expand(named))) > most:
+            raise UsageError(
+                f"--nodelist {named} names more nodes than --nodes and --spares ask for ({most})"
+            )
         if self.controller is not None:
             if str(self.controller.nodes or 1) != "1":
                 raise UsageError("the controller's component has one node: leave out its --nodes")

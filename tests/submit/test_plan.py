@@ -106,6 +106,7 @@ def test_what_only_slurm_uses(planned: Planned) -> None:
         ("--nodes 4-2 x.py", "runs backwards"),
         ("--nodes many x.py", "or a range"),
         ("--spares -1 x.py", "0 or more"),
+        ("-N 2 --spares 1 -w node[1-4] x.py", "more nodes than"),
         ("--spares 1 -n 8 x.py", "--spares needs --nodes"),
         ("--mem lots x.py", "a size such as"),
         ("--mem-per-gpu 8X x.py", "a size such as"),
