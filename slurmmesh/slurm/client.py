@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import os
 import re
 import time
@@ -17,16 +19,24 @@ from slurmmesh.slurm.ids import JobRef
 from slurmmesh.slurm.jobinfo import JobInfo, leading, select
 from slurmmesh.slurm.jobjson import parse_squeue_json
 from slurmmesh.slurm.pacing import RateLimit, back_off
+from slurmmesh.slurm.states import JobState
 
 __all__ = ["JobInfo", "JobRef", "SlurmClient"]
 
 _PING_TIMEOUT_S = 6.0
 # The database may be slow, and is never needed.
 _SACCT_TIMEOUT_S = 10.0
+# After it has failed it is left alone for so long.
+_FIRST_SACCT_PAUSE_S = 10.0
+_LONGEST_SACCT_PAUSE_S = 300.0
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
 # A command line holds so many ids with ease.
 _IDS_AT_ONCE = 500
+# What scancel says then.
+_IS_OVER = "already complet|Invalid job id spec"
+# One row for each cluster that has the job: else the one that counts may be left out.
+_ALL_SIBLINGS = ("--federation", "--sibling")
 # Of this process, all clients and all threads together.
 _LIMIT = RateLimit(per_second=5.0, burst=20)
 
@@ -46,7 +56,9 @@ class SlurmClient:
         self._settings = settings
         self._environ = os.environ if environ is None else environ
         self._interrupted = interrupted
-        self._has_accounting = True
+        # No sacct is asked before; it is infinite where there is no accounting.
+        self._sacct_from = -math.inf
+        self._sacct_pauses = back_off(_FIRST_SACCT_PAUSE_S, _LONGEST_SACCT_PAUSE_S)
 
     def why_not(self) -> str:
         """Why there is no Slurm to use here, in words; empty if it answers. Takes seconds at most.
@@ -139,6 +151,38 @@ class SlurmClient:
                 found.update(self._ask(group[start : start + _IDS_AT_ONCE], cluster, pauses))
         return found
 
+    def queue(self, cluster: str = "") -> dict[JobRef, JobInfo]:
+        """The jobs of this user that wait or run, each under its own id as ``jobs`` has them.
+
+        Raises:
+            SubmitError: Slurm does not answer, not even after ``settings.slurm_patience_s``.
+        """
+        pauses = self._pauses(self._settings.slurm_patience_s)
+        which = [*([] if cluster else _ALL_SIBLINGS), f"--user={os.getuid()}"]
+        return self._squeue(which, cluster, pauses)
+
+    def steps(self, ref: JobRef) -> frozenset[str]:
+        """What of a job lives: itself (``12``) while it has nodes, and its steps (``12.3``).
+
+        Args:
+            ref: by the number that the job itself knows as SLURM_JOB_ID.
+
+        Raises:
+            SubmitError: Slurm does not answer.
+        """
+        found = self._ask([ref], ref.cluster, itertools.repeat(False))
+        info = next((info for info in found.values() if info.raw_id == ref.id), None)
+        if info is None or info.state.is_over or info.state.is_waiting:
+            return frozenset()
+        mark = marked.new_mark()
+        form = marked.squeue_format(queries.STEP_COLUMNS, mark)
+        which = ["--steps", *_where(ref.cluster), *_siblings([ref]), *_which([ref])]
+        answer = self._run(["squeue", *which, "--Format", form])
+        steps = queries.parse_steps(answer.stdout, mark, ref.id)
+        if steps is None or not answer.ok:
+            raise refusals.no_answer(answer.words)
+        return steps | {ref.id}
+
     def cancel(self, ref: JobRef) -> None:
         """End a job: one that waits leaves the queue, one that runs gets SIGTERM, then SIGKILL.
 
@@ -147,9 +191,18 @@ class SlurmClient:
         Raises:
             SubmitError: Slurm does not answer.
         """
-        self._until_answered(
-            ["scancel", *ref.options, ref.id], "already complet|Invalid job id spec"
-        )
+        self._until_answered(["scancel", *ref.options, ref.id], _IS_OVER)
+
+    def signal_step(self, step: str, signal: str = "") -> None:
+        """Send a signal to all tasks of a step, such as ``12.3``; without one, end the step.
+
+        A step that is over is no error.
+
+        Raises:
+            SubmitError: Slurm does not answer, or may not do that.
+        """
+        options = [f"--signal={signal}"] if signal else []
+        self._until_answered(["scancel", *options, step], _IS_OVER)
 
     def requeue(self, ref: JobRef) -> None:
         """Have Slurm end a job and start it again; of an array only the tasks that ``ref`` names.
@@ -183,7 +236,7 @@ class SlurmClient:
 
         Of several clusters the largest partition of a name counts. Empty if Slurm does not tell.
         """
-        where = ["-M", clusters] if clusters else []
+        where = _where(clusters) or ["--federation"]
         answer = self._run(["sinfo", *where, "--all", "--noheader", "--format", "%P|%D"])
         return queries.parse_partition_sizes(answer.stdout)
 
@@ -238,32 +291,36 @@ class SlurmClient:
     def _ask(
         self, refs: Sequence[JobRef], cluster: str, pauses: Iterable[bool]
     ) -> dict[JobRef, JobInfo]:
-        """What squeue knows of these jobs of one cluster, and of those it has forgotten sacct."""
-        known = self._squeue(refs, cluster, pauses)
+        """What squeue knows of these jobs of one cluster, and of those it has forgotten sacct.
+
+        A job that another cluster of the federation runs is looked for there.
+        """
+        siblings = [] if cluster else _siblings(refs)
+        known = self._squeue([*_which(refs), "--states=all", *siblings], cluster, pauses)
         found: dict[JobRef, JobInfo] = {}
-        forgotten: list[JobRef] = []
         for ref in refs:
-            selected = select(ref, known)
-            found.update(selected)
-            if not selected:
-                forgotten.append(ref)
-        if forgotten and self._has_accounting:
-            known = self._sacct(forgotten, cluster)
-            for ref in forgotten:
+            found.update(select(ref, known))
+        if untold := _untold(refs, found):
+            known = self._sacct(untold, siblings[:1], cluster)
+            for ref in untold:
                 found.update(select(ref, known))
+        away = [JobRef(ref.id) for ref in _untold(refs, found) if cluster and ref.is_federated]
+        if away:
+            with contextlib.suppress(SubmitError):
+                there = self._ask(away, "", itertools.repeat(False))
+                found.update((JobRef(ref.id, cluster), info) for ref, info in there.items())
         return found
 
     def _squeue(
-        self, refs: Sequence[JobRef], cluster: str, pauses: Iterable[bool]
+        self, which: Sequence[str], cluster: str, pauses: Iterable[bool]
     ) -> dict[JobRef, JobInfo]:
         """Raises SubmitError."""
-        which = _which(refs, cluster)
-        options = ["--all", "--array", "--states=all"]
+        command = ["squeue", *_where(cluster), *which, "--all", "--array"]
         go_on = iter(pauses)
         while True:
             mark = marked.new_mark()
             form = marked.squeue_format(queries.SQUEUE_COLUMNS, mark)
-            answer = self._run(["squeue", *which, *options, "--Format", form])
+            answer = self._run([*command, "--Format", form])
             jobs = queries.parse_squeue(answer.stdout, mark, cluster)
             if jobs is not None and answer.returncode is not None:
                 return jobs
@@ -274,24 +331,33 @@ class SlurmClient:
                     continue
                 raise refusals.no_answer(answer.words)
             # A script around squeue has its own idea of the table, or squeue lacks a column.
-            told = self._run(["squeue", *which, *options, "--json"])
+            told = self._run([*command, "--json"])
             jobs = parse_squeue_json(told.stdout, time.time(), cluster)
             if jobs is None:
                 raise refusals.no_answer(answer.words)
             return jobs
 
-    def _sacct(self, refs: Sequence[JobRef], cluster: str) -> dict[JobRef, JobInfo]:
-        """Empty where there is no accounting; then it is not asked again."""
+    def _sacct(
+        self, refs: Sequence[JobRef], view: Sequence[str], cluster: str
+    ) -> dict[JobRef, JobInfo]:
+        """Empty where there is no accounting, and for a while after it has not answered."""
+        if time.monotonic() < self._sacct_from:
+            return {}
         mark = marked.new_mark()
         options = marked.sacct_options(queries.SACCT_COLUMNS, mark)
-        argv = ["sacct", *_which(refs, cluster), "--allocations", *options]
+        argv = ["sacct", *_where(cluster), *view, *_which(refs), "--allocations", *options]
         try:
             answer = self._run(argv, timeout_s=_SACCT_TIMEOUT_S)
         except MissingDependencyError:
-            self._has_accounting = False
+            self._sacct_from = math.inf
             return {}
-        self._has_accounting = answer.ok
-        return queries.parse_sacct(answer.stdout, mark, cluster) if answer.ok else {}
+        if answer.ok:
+            self._sacct_pauses = back_off(_FIRST_SACCT_PAUSE_S, _LONGEST_SACCT_PAUSE_S)
+            return queries.parse_sacct(answer.stdout, mark, cluster)
+        has_none = refusals.is_without_accounting(answer.words)
+        pause = math.inf if has_none else next(self._sacct_pauses)
+        self._sacct_from = time.monotonic() + pause
+        return {}
 
     def _pauses(self, seconds: float) -> Iterator[bool]:
         """Each item is a pause before asking again; false if there is no time left for one."""
@@ -334,9 +400,26 @@ class SlurmClient:
         )
 
 
-def _which(refs: Sequence[JobRef], cluster: str) -> list[str]:
-    where = ["-M", cluster] if cluster else []
-    return [*where, "--jobs", ",".join(dict.fromkeys(ref.asked for ref in refs))]
+def _where(cluster: str) -> list[str]:
+    return ["-M", cluster] if cluster else []
+
+
+def _siblings(refs: Sequence[JobRef]) -> list[str]:
+    """Options to hear also of those that another cluster of the federation runs."""
+    return list(_ALL_SIBLINGS) if any(ref.is_federated for ref in refs) else []
+
+
+def _untold(refs: Sequence[JobRef], found: Mapping[JobRef, JobInfo]) -> list[JobRef]:
+    """Those of which nobody has told how they are."""
+
+    def is_told(ref: JobRef) -> bool:
+        return any(info.state is not JobState.REVOKED for info in select(ref, found).values())
+
+    return [ref for ref in refs if not is_told(ref)]
+
+
+def _which(refs: Sequence[JobRef]) -> list[str]:
+    return ["--jobs", ",".join(dict.fromkeys(ref.asked for ref in refs))]
 
 
 def _may_pass(answer: Answer) -> bool:

@@ -16,6 +16,8 @@ _ID = re.compile(
 )
 _TASKS = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", re.ASCII)
 _CLUSTER = re.compile(r"[^\s;,:]+")
+# A federation puts the number of the cluster that took a job above the 26 bits of its own number.
+_FIRST_FEDERATED = 1 << 26
 # Slurm's own limit of array indexes.
 _MOST_TASKS = 4_000_001
 
@@ -74,6 +76,11 @@ class JobRef:
     def number(self) -> str:
         """The id of the whole: of the array, of a heterogeneous job's leader, or of the job."""
         return re.split(r"[_+]", self.id, maxsplit=1)[0]
+
+    @property
+    def is_federated(self) -> bool:
+        """Whether a federation gave the number: any of its clusters may run the job."""
+        return self.number.isdecimal() and int(self.number) >= _FIRST_FEDERATED
 
     @property
     def tasks(self) -> tuple[int, ...] | None:

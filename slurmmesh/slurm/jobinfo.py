@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from slurmmesh.slurm import reasons
 from slurmmesh.slurm.ids import JobRef
 from slurmmesh.slurm.states import JobState
 
@@ -80,10 +81,26 @@ def leading(infos: Iterable[JobInfo]) -> JobInfo | None:
     last task is, and a success if all its tasks were.
     """
 
-    def rank(info: JobInfo) -> int:
-        state = info.state
-        if not state.is_over:
-            return 1 if state.is_waiting else 0
-        return 3 if state.is_success else 2
+    return min(infos, key=_urgency, default=None)
 
-    return min(infos, key=rank, default=None)
+
+def by_ref(rows: Iterable[tuple[JobRef, JobInfo]]) -> dict[JobRef, JobInfo]:
+    """The jobs of a table, in which a federated job may have a row for each of its siblings.
+
+    Of those the one counts that runs, or ran; while all wait, one that can start.
+    """
+
+    def rank(info: JobInfo) -> tuple[bool, int, bool]:
+        return info.state is JobState.REVOKED, _urgency(info), reasons.is_for_ever(info.reason)
+
+    jobs: dict[JobRef, JobInfo] = {}
+    for ref, info in rows:
+        jobs[ref] = min(jobs.get(ref, info), info, key=rank)
+    return jobs
+
+
+def _urgency(info: JobInfo) -> int:
+    state = info.state
+    if not state.is_over:
+        return 1 if state.is_waiting else 0
+    return 3 if state.is_success else 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm.ids import JobRef, parse_tasks
-from slurmmesh.slurm.jobinfo import JobInfo
+from slurmmesh.slurm.jobinfo import JobInfo, by_ref
 from slurmmesh.slurm.states import parse_state
 
 # A banner before the answer may hold braces; so many are tried as the beginning of the answer.
@@ -26,9 +26,12 @@ def parse_squeue_json(text: str, now: float, cluster: str = "") -> dict[JobRef, 
     jobs = _find_jobs(text)
     if jobs is None:
         return None
-    return {
-        ref: _info(job, now) for job in jobs if isinstance(job, dict) for ref in _refs(job, cluster)
-    }
+    return by_ref(
+        (ref, _info(job, now))
+        for job in jobs
+        if isinstance(job, dict)
+        for ref in _refs(job, cluster)
+    )
 
 
 def _find_jobs(text: str) -> list[Any] | None:

@@ -28,9 +28,11 @@ _ENDS = {
     JobState.BOOT_FAIL: "did not start: a node failed to boot",
     JobState.LAUNCH_FAILED: "did not start: its script could not be launched",
     JobState.DEADLINE: "was ended at its deadline",
-    JobState.PREEMPTED: "was preempted by a job of higher priority; --requeue lets Slurm start it again",
-    JobState.REVOKED: "was taken over by another cluster of the federation",
+    JobState.PREEMPTED: "was preempted by a job of higher priority; --requeue lets Slurm start it "
+    "again",
 }
+# Of a job that is REVOKED here, while the cluster that runs it is not heard.
+RUNS_ELSEWHERE = "runs on another cluster of the federation; this one does not say how it is"
 
 
 def explain_waiting(info: JobInfo) -> str:

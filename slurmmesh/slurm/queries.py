@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm import marked
 from slurmmesh.slurm.ids import JobRef, parse_tasks
-from slurmmesh.slurm.jobinfo import JobInfo, exit_status
+from slurmmesh.slurm.jobinfo import JobInfo, by_ref, exit_status
 from slurmmesh.slurm.states import parse_state
 from slurmmesh.slurm.times import parse_moment, parse_time
 
@@ -24,6 +24,7 @@ SACCT_COLUMNS = (
     "Partition", "QOS", "NNodes", "ElapsedRaw", "TimelimitRaw", "Submit", "Start", "End",
     "WorkDir", "Cluster", "JobName",
 )  # fmt: skip
+STEP_COLUMNS = ("JobID", "StepID")
 _NOTHING = frozenset({"", "N/A", "n/a", "(null)", "None assigned", "Unknown", "NONE"})
 
 
@@ -32,12 +33,25 @@ def parse_squeue(text: str, mark: str, cluster: str = "") -> dict[JobRef, JobInf
     table = marked.rows(text, SQUEUE_COLUMNS, mark)
     if table is None:
         return None
-    return {
-        ref: _squeue_info(row)
+    return by_ref(
+        (ref, _squeue_info(row))
         for row in table
         if row["JobID"].isdigit()  # else the header of a further cluster
         for ref in _squeue_refs(row, cluster)
-    }
+    )
+
+
+def parse_steps(text: str, mark: str, job: str) -> frozenset[str] | None:
+    """The steps of a job in a table of ``STEP_COLUMNS``, as ``12.3``; None if it is no such table.
+
+    The name of a step tells the task of an array (``11_2.3``), and others' steps may be there too:
+    the last task of an array goes by the array's number.
+    """
+    table = marked.rows(text, STEP_COLUMNS, mark)
+    if table is None:
+        return None
+    steps = (row["StepID"].rpartition(".")[2] for row in table if row["JobID"] == job)
+    return frozenset(f"{job}.{step}" for step in steps)
 
 
 def parse_sacct(text: str, mark: str, cluster: str = "") -> dict[JobRef, JobInfo]:

@@ -270,6 +270,9 @@ OTHER = Refusal(
     "A rule of the site may stand behind it: see what it says about jobs. --dry-run shows the "
     "script that sbatch was given.",
 )
+_NO_ACCOUNTING = re.compile(
+    r"accounting storage is disabled|supported accounting_storage plugin", re.IGNORECASE
+)
 _REASON = re.compile(r"error|fatal|failed|failure|invalid|unrecognized|ambiguous", re.IGNORECASE)
 
 
@@ -293,6 +296,11 @@ def is_unanswered(output: str) -> bool:
 def is_not_configured(output: str) -> bool:
     """Whether Slurm's commands are here without a cluster, which no waiting changes."""
     return NOT_CONFIGURED.fits(output)
+
+
+def is_without_accounting(output: str) -> bool:
+    """Whether sacct says that the cluster has no database, which no waiting changes."""
+    return _NO_ACCOUNTING.search(output) is not None
 
 
 def is_refusal(output: str) -> bool:

@@ -46,7 +46,7 @@ class JobState(str, Enum):
 
     @property
     def is_over(self) -> bool:
-        """The job will do nothing more."""
+        """The job will do nothing more. (One that is REVOKED goes on in another cluster.)"""
         return self in _OVER
 
     @property
@@ -80,7 +80,6 @@ _OVER = frozenset(
         JobState.LAUNCH_FAILED,
         JobState.DEADLINE,
         JobState.PREEMPTED,
-        JobState.REVOKED,
     }
 )
 # Newer Slurm gives a base state with flags beside it: while one of these stands, the job is not

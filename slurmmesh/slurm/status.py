@@ -19,11 +19,16 @@ from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.ids import JobRef
 from slurmmesh.slurm.jobinfo import JobInfo, leading
 from slurmmesh.slurm.options import array_tasks
-from slurmmesh.slurm.outcome import explain_waiting, judge, left_controller
+from slurmmesh.slurm.outcome import RUNS_ELSEWHERE, explain_waiting, judge, left_controller
 from slurmmesh.slurm.states import JobState
 
 # How much the clocks of two machines may disagree.
 _CLOCKS_DIFFER_S = 600.0
+# States that tell nothing of how a job is.
+_UNTOLD = {
+    JobState.UNKNOWN: "Slurm has it in a state that is not known here",
+    JobState.REVOKED: f"it {RUNS_ELSEWHERE}",
+}
 # Ends whose word says more than "failed"; the program's own code does not change them.
 _SAYS_ALL = frozenset(JobState) - {JobState.COMPLETED, JobState.FAILED, JobState.UNKNOWN}
 
@@ -69,9 +74,13 @@ def status_of(
         silence: why Slurm was not heard; empty if it was.
         has_folder: whether it has a folder, so that it may have started.
     """
-    if info is None or info.state is JobState.UNKNOWN:
+    has_ended = record is not None and record.has_ended
+    if info is not None and info.state in _UNTOLD and not has_ended:
+        why = _UNTOLD[info.state]
+        return JobStatus(info.state, why, None, info.nodes, info.restarts, by_slurm=True)
+    if info is None or info.state in _UNTOLD:
         gone = silence or "Slurm does not know it any more"
-        if record is None or record.exit_code is None:
+        if record is None or not has_ended:
             what = "its folder has no record of its end" if record else "nothing tells of a start"
             why = f"{gone}, and {what if has_folder else 'it has no folder'}"
             return JobStatus(JobState.UNKNOWN, why, restarts=restarts)

@@ -16,7 +16,8 @@ from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.jobinfo import JobInfo
 from slurmmesh.slurm.life import Life, Need
 from slurmmesh.slurm.options import array_tasks
-from slurmmesh.slurm.outcome import Outcome, explain_waiting
+from slurmmesh.slurm.outcome import RUNS_ELSEWHERE, Outcome, explain_waiting
+from slurmmesh.slurm.states import JobState
 
 _LOOK_EVERY_S = 0.1
 _FIRST_INTERVAL_S = 0.5
@@ -198,6 +199,8 @@ class JobWatch:
             return  # Slurm has not looked at it yet
         if info.state.is_waiting:
             self._say(f"job {self._ref} is waiting: {explain_waiting(info)}")
+        elif info.state is JobState.REVOKED:
+            self._say(f"job {self._ref} {RUNS_ELSEWHERE}")
         elif not info.state.is_over and info.nodes:
             self._say(f"job {self._ref} is running on {info.nodes}")
 

@@ -78,7 +78,7 @@ def test_many_jobs_are_one_question_to_each_cluster(
         "10+1;c": "RUNNING",
     }
     asked = (tmp_path / "bin/asked").read_text().splitlines()
-    assert asked == ["--jobs 7,8,10,99 --all --array", "-M c --jobs 7,8_3,8,10"]
+    assert asked == ["--jobs 7,8,10,99 --states=all --all", "-M c --jobs 7,8_3,8,10"]
     array = slurm.job(JobRef("8"))
     assert array is not None
     assert array.state is JobState.RUNNING
@@ -176,6 +176,135 @@ def test_without_accounting_sacct_is_asked_once(
     assert slurm.job(JobRef("7")) is None
     assert slurm.job(JobRef("7")) is None
     assert (tmp_path / "bin/tries").read_text() == "x\n"
+
+
+def test_sacct_that_failed_is_asked_again_later(
+    client: Callable[..., SlurmClient],
+    squeue: MakeTable,
+    sacct: MakeTable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = 'echo "sacct: error: slurm_persist_conn_open: Connection refused" >&2; exit 1'
+    table = sacct(JobID="7", State="TIMEOUT")
+    scripts = {
+        "squeue": squeue(),
+        "sacct": f"echo x >>tries; [ $(wc -l <tries) -lt 3 ] && {{ {failing}; }}\n{table}",
+    }
+    slurm = client(**scripts)
+    assert [slurm.job(JobRef("7")) for _ in range(3)] == [None] * 3
+    assert (tmp_path / "bin/tries").read_text() == "x\n"  # not so soon
+    monkeypatch.setattr("slurmmesh.slurm.client._FIRST_SACCT_PAUSE_S", 0.0)
+    slurm = client(**scripts)
+    states = [info and info.state.value for info in (slurm.job(JobRef("7")) for _ in range(3))]
+    assert states == [None, "TIMEOUT", "TIMEOUT"]
+
+
+# As a federation numbers the jobs that its first cluster took.
+FEDERATED = str((1 << 26) + 7)
+
+
+def test_what_a_federated_job_does_is_told_by_the_cluster_that_runs_it(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    rows = [
+        {"JobID": FEDERATED, "State": "REVOKED", "Cluster": "a"},
+        {"JobID": FEDERATED, "State": "RUNNING", "Cluster": "b", "NodeList": "n1"},
+    ]
+    for given in (rows, rows[::-1]):
+        info = client_of_rows(client, squeue, *given).job(JobRef(FEDERATED))
+        assert info is not None
+        assert (info.state, info.nodes, info.cluster) == (JobState.RUNNING, "n1", "b")
+        args = (tmp_path / "bin/args").read_text().split()
+        assert args[:5] == ["--jobs", FEDERATED, "--states=all", "--federation", "--sibling"]
+
+
+def client_of_rows(
+    client: Callable[..., SlurmClient], squeue: MakeTable, *rows: dict[str, str]
+) -> SlurmClient:
+    return client(squeue='echo "$@" >args\n' + squeue(*rows), sacct="echo asked >>args; exit 1")
+
+
+def test_no_other_job_is_asked_for_in_a_federation(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    client_of_rows(client, squeue, {"JobID": "7", "State": "RUNNING"}).job(JobRef("7"))
+    assert "--federation" not in (tmp_path / "bin/args").read_text()
+
+
+def test_a_federated_job_of_a_named_cluster_is_looked_for_in_all(
+    client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
+) -> None:
+    revoked = squeue(JobID=FEDERATED, State="REVOKED", Cluster="a")
+    running = squeue(JobID=FEDERATED, State="RUNNING", Cluster="b")
+    slurm = client(
+        squeue=f"if [[ $1 == -M ]]; then\n{revoked}\nelse\n{running}\nfi", sacct="exit 1"
+    )
+    ref = JobRef(FEDERATED, "a")
+    assert {job: info.cluster for job, info in slurm.jobs([ref]).items()} == {ref: "b"}
+
+
+def test_a_federated_job_whose_cluster_is_not_heard_is_not_over(
+    client: Callable[..., SlurmClient], squeue: MakeTable, sacct: MakeTable
+) -> None:
+    revoked = squeue(JobID=FEDERATED, State="REVOKED", Cluster="a")
+    for ref in (JobRef(FEDERATED), JobRef(FEDERATED, "a")):
+        info = client(squeue=revoked, sacct="exit 1").job(ref)
+        assert info is not None
+        assert info.state is JobState.REVOKED
+        assert not info.state.is_over
+    # The database is one for all of the clusters.
+    ended = '[[ "$*" == *--federation* ]] || exit 0\n' + sacct(JobID=FEDERATED, State="FAILED")
+    info = client(squeue=revoked, sacct=ended).job(JobRef(FEDERATED))
+    assert info is not None
+    assert info.state is JobState.FAILED
+
+
+def steps_table(*rows: tuple[str, str]) -> str:
+    """A script that prints the steps it is asked for, as squeue does, with a banner around."""
+    lines = ["JOB_ID@@JOB_ID@@STEPID@@", *(f"{job}@@{job}@@{step}@@" for job, step in rows)]
+    text = "\n".join(lines)
+    return (
+        'mark=$(grep -o "~[0-9a-f]*~" <<<"$*" | head -n 1); echo "7.9 is no step"\n'
+        f"sed \"s/@@/$mark/g\" <<'END'\n{text}\nEND\necho 7.8"
+    )
+
+
+def test_what_of_a_job_lives(client: Callable[..., SlurmClient], squeue: MakeTable) -> None:
+    # The last task of an array goes by the array's number, its steps by the task's.
+    steps = steps_table(("7", "7_2.0"), ("7", "7_2.batch"), ("8", "7_1.3"))
+    jobs = squeue(
+        {"JobID": "7", "ArrayJobID": "7", "ArrayTaskID": "2", "State": "RUNNING"},
+        {"JobID": "8", "ArrayJobID": "7", "ArrayTaskID": "1", "State": "RUNNING"},
+        {"JobID": "9", "State": "COMPLETED"},
+        {"JobID": "10", "State": "PENDING"},
+    )
+    slurm = client(
+        squeue=f'if [[ "$1" == --steps ]]; then\n{steps}\nelse\n{jobs}\nfi', sacct="exit 1"
+    )
+    assert slurm.steps(JobRef("7")) == {"7", "7.0", "7.batch"}
+    assert slurm.steps(JobRef("8")) == {"8", "8.3"}
+    assert [slurm.steps(JobRef(number)) for number in ("9", "10", "11")] == [frozenset()] * 3
+
+
+def test_steps_that_slurm_does_not_tell(
+    client: Callable[..., SlurmClient], squeue: MakeTable
+) -> None:
+    jobs = squeue(JobID="7", State="RUNNING")
+    slurm = client(squeue=f'[[ "$1" == --steps ]] && {{ echo 7.0; exit; }}\n{jobs}')
+    with pytest.raises(SubmitError, match="cannot be read"):
+        slurm.steps(JobRef("7"))
+
+
+def test_a_step_gets_signals(client: Callable[..., SlurmClient], tmp_path: Path) -> None:
+    slurm = client(
+        scancel='echo "$@" >args; [ "$#" = 2 ] && exit; echo "scancel: error: Kill job error on '
+        'job step id 7: Invalid job id specified" >&2; exit 225'
+    )
+    slurm.signal_step("7.1", "USR2")
+    assert (tmp_path / "bin/args").read_text() == "--signal=USR2 7.1\n"
+    slurm.signal_step("7.1")
+    assert (tmp_path / "bin/args").read_text() == "7.1\n"
 
 
 def test_a_submit_passes_warnings_on(client: Callable[..., SlurmClient], tmp_path: Path) -> None:

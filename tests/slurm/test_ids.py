@@ -54,6 +54,12 @@ def test_says_that_a_list_was_cut_short() -> None:
         JobRef.parse("123_[1,3,5,...]")
 
 
+def test_numbers_of_a_federation() -> None:
+    assert not JobRef("67108863").is_federated  # the largest that a cluster gives by itself
+    assert JobRef("67108864").is_federated
+    assert JobRef("67108865_3", "c").is_federated
+
+
 def test_tasks_and_components() -> None:
     assert JobRef("12").tasks is None
     assert JobRef("12_4").tasks == (4,)

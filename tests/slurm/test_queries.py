@@ -16,12 +16,14 @@ from slurmmesh.slurm.jobinfo import JobInfo, exit_status, leading
 from slurmmesh.slurm.queries import (
     SACCT_COLUMNS,
     SQUEUE_COLUMNS,
+    STEP_COLUMNS,
     is_up,
     parse_node_addresses,
     parse_node_names,
     parse_partition_sizes,
     parse_sacct,
     parse_squeue,
+    parse_steps,
 )
 from slurmmesh.slurm.states import JobState
 
@@ -136,6 +138,37 @@ def test_reads_odd_cells(column: str, cell: str, field: str, value: object) -> N
     jobs = parse_squeue(squeue({**RUNNING, column: cell}), MARK)
     assert jobs is not None
     assert getattr(jobs[JobRef("7")], field) == value
+
+
+@pytest.mark.parametrize(
+    ("rows", "nodes"),
+    [
+        ([("REVOKED", "None", "a"), ("RUNNING", "None", "b")], "b"),
+        ([("RUNNING", "None", "a"), ("REVOKED", "None", "b")], "a"),
+        ([("REVOKED", "None", "a"), ("FAILED", "NonZeroExitCode", "b")], "b"),
+        ([("PENDING", "Priority", "a"), ("PENDING", "Resources", "b")], "a"),
+        ([("PENDING", "BadConstraints", "a"), ("PENDING", "Resources", "b")], "b"),
+        ([("PENDING", "Priority", "a"), ("CONFIGURING", "None", "b"), ("RUNNING", "", "c")], "c"),
+        ([("REVOKED", "None", "a")], "a"),
+    ],
+)
+def test_of_the_siblings_of_a_federated_job_one_counts(
+    rows: list[tuple[str, str, str]], nodes: str
+) -> None:
+    names = ("State", "Reason", "NodeList")
+    table = [{**RUNNING, **dict(zip(names, row, strict=True))} for row in rows]
+    jobs = parse_squeue(squeue(*table), MARK)
+    assert jobs is not None
+    assert [info.nodes for info in jobs.values()] == [nodes]
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_no_banner_is_a_step(before: str, after: str) -> None:
+    rows = [{"JobID": "7", "StepID": "7_2.0"}, {"JobID": "8", "StepID": "7_1.1"}]
+    text = f"{before}{table(STEP_COLUMNS, *rows)}7.9\n{after}"
+    assert parse_steps(text, MARK, "7") == {"7.0"}
+    assert parse_steps(text, MARK, "9") == frozenset()
+    assert parse_steps(before, MARK, "7") is None
 
 
 NOISE = st.text(max_size=30)

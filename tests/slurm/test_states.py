@@ -91,4 +91,5 @@ def test_each_state_is_waiting_or_over_or_neither() -> None:
     assert not any(state.is_waiting and state.is_over for state in JobState)
     assert not JobState.UNKNOWN.is_over
     assert not JobState.COMPLETING.is_over
+    assert not JobState.REVOKED.is_over  # another cluster of the federation has it
     assert [state for state in JobState if state.is_success] == [JobState.COMPLETED]

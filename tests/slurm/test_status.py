@@ -45,6 +45,8 @@ ENDED_WELL = JobRecord(0)
         (JobInfo(JobState.TIMEOUT, nodes="n1"), JobRecord(143), "TIMEOUT", 143, "time limit"),
         (JobInfo(JobState.CANCELLED), None, "CANCELLED", None, "while it was waiting"),
         (JobInfo(JobState.UNKNOWN), ENDED_WELL, "COMPLETED", 0, "ended well"),
+        (JobInfo(JobState.REVOKED), None, "REVOKED", None, "another cluster of the federation"),
+        (JobInfo(JobState.REVOKED), JobRecord(3), "FAILED", 3, "exit code 3"),
         (None, ENDED_WELL, "COMPLETED", 0, "ended well"),
         (None, JobRecord(5), "FAILED", 5, "exit code 5"),
         (None, JobRecord(), "UNKNOWN", None, "no record of its end"),
@@ -58,6 +60,14 @@ def test_two_witnesses(
     assert (status.state.value, status.exit_code) == (state, code)
     assert words in status.why
     assert "job 12" not in status.why
+
+
+def test_a_state_that_is_not_known_here_is_still_slurms_word() -> None:
+    for record in (None, JobRecord()):
+        status = status_of("12", replace(RUNNING, state=JobState.UNKNOWN, restarts=2), record)
+        assert (status.state, status.by_slurm) == (JobState.UNKNOWN, True)
+        assert (status.nodes, status.restarts) == (RUNNING.nodes, 2)
+        assert "not known here" in status.why
 
 
 def test_slurms_silence_is_told() -> None:
@@ -85,7 +95,8 @@ def test_success_is_never_a_guess(info: JobInfo | None, record: JobRecord | None
         return
     slurm_agrees = info is not None and info.state.is_success
     by_record = record is not None and record.exit_code == 0
-    slurm_knows = info is not None and info.state is not JobState.UNKNOWN
+    untold = (JobState.UNKNOWN, JobState.REVOKED)
+    slurm_knows = info is not None and info.state not in untold
     assert slurm_agrees if slurm_knows else by_record
     assert status.exit_code == 0
 
