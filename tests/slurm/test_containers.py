@@ -112,6 +112,45 @@ def test_it_comes_through_the_script_as_it_was(folder: str, env: dict[str, str])
     assert Container.from_json(text) == given
 
 
+# A double for the Python of the submit: shows what the script becomes, and what that can read.
+SHOW = """#!/bin/sh
+tr '\\0' '\\n' </proc/$$/cmdline
+env
+echo ==
+cat
+"""
+
+
+def test_no_value_of_env_is_in_a_command_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(SHOW)
+    python.chmod(0o755)
+    # Together more than the kernel takes as one argument.
+    secrets = {f"TOKEN_{i}": f"it's secret\n$(id) sm_container\n{'x' * 60_000}" for i in range(4)}
+    paths = {"job_root": tmp_path, "chdir": tmp_path, "python": str(python)}
+    job = dataclasses.replace(JOB, env=secrets, **paths)
+    script = tmp_path / "script.sh"
+    script.write_text(job.script())
+    done = subprocess.run(
+        ["bash", script],
+        env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    told = (tmp_path / "7" / "attempt-0" / "controller.log").read_text()
+    assert done.returncode == 0, done.stderr + told
+    open_to_all, _, text = told.partition("\n==\n")
+    assert "train.py\n--lr\n3e-4\n" in open_to_all
+    assert "secret" not in open_to_all
+    given = Container.from_json(text)
+    assert given == Container.of(job)
+    own = {"OWN": "secret"}
+    for runtime in ("apptainer", "pyxis"):
+        way_in = dataclasses.replace(given, runtime=runtime)
+        words = way_in.of_step("/", ["true"], own, way_in.environ({}, own))
+        assert "secret" not in str([*words, *way_in.here("/", ["true"])])
+
+
 @given(TEXT)
 def test_any_path_can_be_mounted_by_apptainer(name: str) -> None:
     words = container(mounts=(f"/{name}",)).here("/", ["true"])
@@ -240,6 +279,8 @@ def test_no_srun_out_of_the_image_or_the_job(words: list[str]) -> None:
         ("scontrol", False),
         ("scancel 7.1", True),
         ("scancel --signal=USR2 7.1", True),
+        ("scancel 7", True),
+        ("scancel 7_1", False),
         ("scancel 8.1", False),
         ("scancel --user=me", False),
         ("scancel 7.1 8", False),

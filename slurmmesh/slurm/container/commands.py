@@ -246,7 +246,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check(name: str, words: Sequence[str], job_id: str) -> None:
-    """Raise UsageError for a command that does more than look, or end steps of this job."""
+    """Raise UsageError for a command that does more than look, or end this job or its steps."""
     verb = next((word for word in words if not word.startswith("-")), "")
     if name == "squeue" or (name == "scontrol" and verb in _LOOKS):
         return

@@ -34,15 +34,15 @@ _CONTROLLER = "slurmmesh.hosts.program"
 def main() -> NoReturn:
     """Run the controller in an image, and exit with its code.
 
-    Arguments: the container as JSON, then the program with its arguments.
+    Standard input: the container as JSON. Arguments: the program with its own.
     """
     # Two descriptors for each host; many sites allow 1024 unless asked for more.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    container = Container.from_json(sys.argv[1])
+    container = Container.from_json(sys.stdin.read())
     folder = Path(os.environ["SLURMMESH_JOB_FOLDER"], "commands")
     try:
-        code = run(container, sys.argv[2:], folder)
+        code = run(container, sys.argv[1:], folder)
     except (OSError, SlurmmeshError) as error:
         print(f"slurmmesh: error: the program cannot be started: {error}", file=sys.stderr)
         code = EXIT_SETUP_FAILED

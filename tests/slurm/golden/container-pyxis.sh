@@ -53,6 +53,9 @@ export SLURMMESH_GPUS_PER_NODE=0
 sm_python=/opt/venv/bin/python
 [ -x "$sm_python" ] || fail "the Python of the submit, $sm_python, is not on this node"
 # srun is outside of the image, the program inside: the launcher starts the controller there, and
-# the steps that it asks for. It passes signals on, and ends as the controller does.
+# the steps that it asks for. It passes signals on, and ends as the controller does. What --env
+# gives is for the image, and for nobody's eyes: it stands in no command line.
 sm_launcher='import os, sys; sys.path[:] = [p for p in sys.path if p] + [os.getcwd()] * ("" in sys.path); from slurmmesh.slurm.container.launcher import main; main()'
-exec "$sm_python" -u -c "$sm_launcher" '{"runtime": "pyxis", "image": "nvcr.io#nvidia/pytorch:24.01", "mounts": ["/shared/jobs", "/shared/work"], "env": {"NCCL_DEBUG": "it'"'"'s $HOME", "LD_LIBRARY_PATH": "/opt/lib"}}' train.py --lr 3e-4
+exec "$sm_python" -u -c "$sm_launcher" train.py --lr 3e-4 <<'sm_container'
+{"runtime": "pyxis", "image": "nvcr.io#nvidia/pytorch:24.01", "mounts": ["/shared/jobs", "/shared/work"], "env": {"NCCL_DEBUG": "it's $HOME", "LD_LIBRARY_PATH": "/opt/lib"}}
+sm_container
