@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmmesh.config import Settings
-from slurmmesh.errors import EXIT_OK, SlurmmeshError, SubmitError, UsageError
+from slurmmesh.errors import EXIT_OK, EXIT_SUBMIT_FAILED, SlurmmeshError, SubmitError, UsageError
 from slurmmesh.jobs import door, local
 from slurmmesh.jobs.known import KnownJob, all_jobs
 from slurmmesh.jobs.views import Slurm, View, find_all, view_job
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.ids import JobRef
-from slurmmesh.slurm.states import JobState
 from slurmmesh.submit.door import Parser, run
 from slurmmesh.submit.output import tell
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
+# Slurm's own patience before it kills (KillWait, 30 s on most sites), and the nodes' cleaning up.
+_KILL_WAIT_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,10 +40,7 @@ class _Target:
     @property
     def is_over(self) -> bool:
         """Whether none of it runs or waits, as far as is known."""
-        return all(
-            view.status.state.is_over or view.status.state is JobState.UNKNOWN
-            for view in self.views
-        )
+        return all(view.is_over for view in self.views)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -63,8 +60,10 @@ def _main(argv: Sequence[str]) -> int:
             tell(f"error: {error}")
             code = code or error.exit_code
     if not asked.no_wait:
+        begin = time.monotonic()
         for target in sent:
-            _wait(target, client, settings)
+            if not _wait(target, client, begin, settings.stop_grace_s):
+                code = code or EXIT_SUBMIT_FAILED
     return code
 
 
@@ -124,17 +123,24 @@ def _cancel(target: _Target, client: SlurmClient) -> bool:
     return False
 
 
-def _wait(target: _Target, client: SlurmClient, settings: Settings) -> None:
-    """Return when it has ended; a local job that does not stop in time is killed.
+def _wait(target: _Target, client: SlurmClient, begin: float, grace_s: float) -> bool:
+    """Whether it has ended, when that is known or no longer waited for.
 
-    Ctrl-C ends the waiting alone.
+    A local job that does not stop within ``grace_s`` from ``begin`` is killed. Ctrl-C ends the
+    waiting alone.
     """
     job = target.job
-    patient_until = time.monotonic() + settings.stop_grace_s
     told = False
     pause = _FIRST_PAUSE_S
-    while not (local.has_ended(job) if job.is_local else _slurm_has_ended(target.ref, client)):
-        if not told and time.monotonic() > patient_until:
+    while still := _still(target, client):
+        waited_s = time.monotonic() - begin
+        if waited_s > grace_s + _KILL_WAIT_S:
+            tell(
+                f"job {target.ref} was told to end, but has not within {waited_s:.0f} s: {still}; "
+                f"`slurmmesh status {target.job.id}` tells how it goes on"
+            )
+            return False
+        if not told and waited_s > grace_s:
             told = True
             if job.is_local:
                 tell(f"job {job.id} does not stop by itself: killing it")
@@ -144,14 +150,20 @@ def _wait(target: _Target, client: SlurmClient, settings: Settings) -> None:
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST_PAUSE_S)
     tell(f"job {target.ref} has ended")
+    return True
 
 
-def _slurm_has_ended(ref: JobRef, client: SlurmClient) -> bool:
+def _still(target: _Target, client: SlurmClient) -> str:
+    """Why a job cannot be said to have ended; empty if it can."""
+    if target.job.is_local:
+        return "" if local.has_ended(target.job) else "its controller is still there"
     try:
-        found = client.jobs([ref])
-    except SubmitError:
-        return False  # the order has been taken; that it is carried out can be seen later
-    return all(info.state.is_over for info in found.values())
+        info = client.job(target.ref)
+    except SubmitError as error:
+        return error.message
+    if info is None or info.state.is_over:
+        return ""
+    return f"Slurm says {info.state.value}" + (f" on {info.nodes}" if info.nodes else "")
 
 
 def _parser() -> Parser:

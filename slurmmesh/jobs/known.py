@@ -85,11 +85,6 @@ class KnownJob:
         """Whether we may look into its folder: it may belong to another user."""
         return os.access(self.folder, os.R_OK | os.X_OK)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether its record says so, without a question to Slurm; it may have been requeued."""
-        return self.record is not None and self.record.has_ended
-
 
 def all_jobs(root: Path) -> list[KnownJob]:
     """All that are known, in no order. Tasks of an array stand for themselves."""

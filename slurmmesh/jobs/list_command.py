@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from slurmmesh.errors import EXIT_OK, UsageError
 from slurmmesh.jobs import door
 from slurmmesh.jobs.known import KnownJob, all_jobs
+from slurmmesh.jobs.local import may_run
 from slurmmesh.jobs.since import parse_since
 from slurmmesh.jobs.table import FIELDS, USUAL, Field, as_data, lines, parse_format
 from slurmmesh.jobs.views import Slurm, View, view_jobs
@@ -45,16 +46,20 @@ def _main(argv: Sequence[str]) -> int:
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: give 1 or more, or --all")
     jobs = sorted(all_jobs(root), key=lambda job: job.changed, reverse=True)
-    # With a filter the newest that fit may be anywhere.
-    looked_at = jobs if states or since is not None or limit is None else _newest(jobs, limit)
     slurm = Slurm(SlurmClient(settings))
-    slurm.ask(looked_at)
+    # With a filter the newest that fit may be anywhere.
+    if states or since is not None or limit is None:
+        looked_at = jobs
+        slurm.ask(jobs)
+    else:
+        looked_at = _newest(jobs, limit, slurm)
     views = [view for view in view_jobs(looked_at, slurm) if _fits(view, states, since)]
     views.sort(key=lambda view: (view.submitted or view.job.changed, view.id))
     left_out = len(jobs) - len(looked_at)
-    if limit is not None and len(views) > limit:
-        left_out += len(views) - limit
-        views = views[-limit:]
+    if limit is not None:
+        running = [view for view in views[:-limit] if not view.is_over]
+        left_out += len(views[:-limit]) - len(running)
+        views = [*running, *views[-limit:]]
     _show(views, columns, asked, now)
     for cluster, reason in slurm.silent.items():
         where = f" of cluster {cluster}" if cluster else ""
@@ -73,18 +78,23 @@ def _fitting_the_terminal(columns: list[tuple[Field, int]]) -> list[tuple[Field,
     return [*columns[:-1], (columns[-1][0], -last)]
 
 
-def _newest(jobs: Sequence[KnownJob], limit: int) -> list[KnownJob]:
-    """The last ``limit`` of jobs that are sorted by time, and older ones that may still run."""
-    return [*jobs[:limit], *(job for job in jobs[limit:] if not job.has_ended)]
+def _newest(jobs: Sequence[KnownJob], limit: int, slurm: Slurm) -> list[KnownJob]:
+    """The first ``limit``, of which Slurm is asked, and those behind them that may still run.
+
+    Of jobs that are not among these no file is read: there may be thousands.
+    """
+    newest, older = jobs[:limit], jobs[limit:]
+    slurm.ask(newest)
+    here = (job for job in older if job.is_local and may_run(job))
+    return [*newest, *slurm.in_queue(older), *here]
 
 
 def _fits(view: View, states: frozenset[JobState], since: float | None) -> bool:
     if states and view.status.state not in states:
         return False
     # As sacct: whatever was there at that time or later.
-    over = view.status.state.is_over or view.status.state is JobState.UNKNOWN
     last = view.ended or view.started or view.submitted or view.job.changed
-    return since is None or not over or last >= since
+    return since is None or not view.is_over or last >= since
 
 
 def _show(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 
@@ -11,7 +12,9 @@ _AGO = re.compile(
     r"(?:now)?-?(\d{1,6})\s*(s|seconds?|m|minutes?|h|hours?|d|days?|w|weeks?)", re.ASCII
 )
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?", re.ASCII)
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2}(?::\d{2})?)", re.ASCII)
+# Python's own reading of moments takes more with each version.
+_MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}(?:[t ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
 
 
 def parse_since(text: str, now: float) -> float:
@@ -30,12 +33,12 @@ def parse_since(text: str, now: float) -> float:
         return (today - datetime.timedelta(days=1)).timestamp()
     if match := _AGO.fullmatch(word):
         return now - int(match[1]) * _SECONDS[match[2][0]]
-    if _CLOCK.fullmatch(word):
-        word = f"{today:%Y-%m-%d}T{word:0>5}"
-    try:
-        return datetime.datetime.fromisoformat(word.upper()).timestamp()
-    except (ValueError, OverflowError):
-        raise UsageError(
-            f"--since {text!r}: give a day (2026-11-30), a moment (2026-11-30T10:00), a time of "
-            "today (10:30), or how long ago (2h, 3days, now-1week)"
-        ) from None
+    if match := _CLOCK.fullmatch(word):
+        word = f"{today:%Y-%m-%d}t{match[1]:0>2}:{match[2]}"
+    with contextlib.suppress(ValueError, OverflowError):
+        if _MOMENT.fullmatch(word):
+            return datetime.datetime.fromisoformat(word.upper()).timestamp()
+    raise UsageError(
+        f"--since {text!r}: give a day (2026-11-30), a moment (2026-11-30T10:00), a time of "
+        "today (10:30), or how long ago (2h, 3days, now-1week)"
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,16 @@ class View:
     status: JobStatus
     info: JobInfo | None
     record: JobRecord | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it does nothing more, as far as is known.
+
+        While Slurm has it in a state that is not known here, it is not over.
+        """
+        if self.info is not None:
+            return self.info.state.is_over
+        return self.status.state.is_over or self.status.state is JobState.UNKNOWN
 
     @property
     def nodes(self) -> int | None:
@@ -106,6 +117,7 @@ class Slurm:
     def __init__(self, client: SlurmClient) -> None:
         self._client = client
         self._known: dict[JobRef, JobInfo] = {}
+        self._clusters = {""}
         self.silent: dict[str, str] = {}
         """Cluster to the reason why it was not heard."""
 
@@ -115,13 +127,36 @@ class Slurm:
         for ref in (job.ref for job in jobs if not job.is_local):
             # One question for all tasks of an array.
             clusters.setdefault(ref.cluster, set()).add(JobRef(ref.number, ref.cluster))
+        self._clusters |= clusters.keys()
         for cluster, refs in clusters.items():
-            try:
-                self._known.update(self._client.jobs(refs))
-            except SubmitError as error:
-                self.silent[cluster] = error.message
-            except MissingDependencyError:
-                self.silent[cluster] = "Slurm's commands are not installed here"
+            self._hear(cluster, functools.partial(self._client.jobs, refs))
+
+    def in_queue(self, jobs: Iterable[KnownJob]) -> list[KnownJob]:
+        """Those that wait or run, by one question to each cluster that others were asked for of.
+
+        Their folders are left unread. Jobs on one machine are not among them.
+        """
+        of_slurm = [job for job in jobs if not job.is_local]
+        live: set[str] = set()
+        for cluster in self._clusters - self.silent.keys() if of_slurm else ():
+            for ref in self._hear(cluster, functools.partial(self._client.queue, cluster)):
+                live |= {ref.id, ref.number}
+        return [job for job in of_slurm if job.id in live]
+
+    def _hear(
+        self, cluster: str, question: Callable[[], Mapping[JobRef, JobInfo]]
+    ) -> Mapping[JobRef, JobInfo]:
+        """The answer, which is kept; none if the cluster does not answer."""
+        try:
+            answer = question()
+        except SubmitError as error:
+            self.silent[cluster] = error.message
+        except MissingDependencyError:
+            self.silent[cluster] = "Slurm's commands are not installed here"
+        else:
+            self._known.update(answer)
+            return answer
+        return {}
 
     def knows(self, ref: JobRef) -> bool:
         """Whether Slurm knows a job of which there is no folder; false if it does not answer."""

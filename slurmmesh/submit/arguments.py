@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from slurmmesh.errors import UsageError
 from slurmmesh.slurm.container.image import RUNTIMES
 from slurmmesh.slurm.options import OPTIONS
+from slurmmesh.submit.door import Parser
 
 PROGRAM = "python -m slurmmesh.submit"
 # Options of ours that a job has, by their fields in SlurmJob, with what argparse needs to know.
@@ -186,19 +187,13 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; {PROGRAM} --help tells all")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [OPTIONS] SCRIPT | -m MODULE [-- ARGS...]\n"
         f"       {PROGRAM} CONTROLLER'S OPTIONS : OPTIONS SCRIPT ...",
         description="Runs a program on nodes of a Slurm cluster, or on this machine.",
         epilog="Exit codes: docs/exit-codes.md. Defaults: docs/settings.md, `slurmmesh config`.",
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     slurm = parser.add_argument_group("options of sbatch")

@@ -60,6 +60,19 @@ def test_the_newest_are_shown_oldest_first(shell: Any) -> None:
     assert "4 earlier are not shown" in done.stderr
 
 
+def test_of_jobs_that_are_not_shown_no_file_is_read(shell: Any) -> None:
+    for number in range(1, 9):
+        folder = shell.make_job(str(number), ENDED, name="x", submitted=NOW - 100 + number)
+        if number < 7:
+            for path in (folder / "submit.json", folder / "attempt-0" / "job.json"):
+                path.unlink()
+                os.mkfifo(path)  # whoever opened it would wait for ever
+        os.utime(folder, (NOW - 100 + number,) * 2)
+    done = shell.run("list", "--limit=2", "-n", "-o", "jobid%3")
+    assert done.stdout.split() == ["7", "8"]
+    assert "6 earlier are not shown" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -264,6 +277,6 @@ def test_an_array_with_many_holes_is_listed(shell: Any) -> None:
     array = shell.make_job("7", None, name="x", submitted=NOW, options=options)
     for task in range(0, 1000, 2):
         (array.parent / f"7_{task}").mkdir()
-    done = shell.run("list", "--noheader", "--format=JobID%9000")
+    done = shell.run("list", "--all", "--noheader", "--format=JobID%9000")
     assert done.returncode == 0, done.stderr
     assert "7_[1,3,5,7," in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,9 @@ def test_a_local_job_from_start_to_cancel(shell: Any, wait_until: WaitUntil) -> 
     status = shell.run("status").stdout
     assert f"job {job_id}  program.py\n  state       RUNNING for 00:00:" in status
     assert "  mesh        talkers {hosts: 2, gpus: 2}: 4 ranks: 4 up\n" in status
+    later = shell.make_job("5", {"exit_code": 0}, name="x")
+    assert set(shell.table("--limit=1")) == {"5", job_id}  # it runs, however old it is
+    shutil.rmtree(later)
     follower = shell.start("logs", "--follow", job_id)
     lines = [follower.stdout.readline() for _ in range(2)]
     assert lines[1:] == ["up\n"]

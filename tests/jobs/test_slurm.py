@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmmesh.jobs import cancel_command
 from slurmmesh.lab import Lab
+from slurmmesh.slurm.client import SlurmClient
+from slurmmesh.slurm.ids import JobRef
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -64,6 +68,13 @@ def test_each_state_of_jobs(slurm: Any, lab: Lab, wait_until: WaitUntil) -> None
     assert "its begin time is not yet there" in table[waiting]["why"]
     assert (table[running]["nnodes"], table[running]["timelimit"]) == (3, 600)
     assert set(slurm.table("--state=R,PD")) == {waiting, running}
+    # What waits or runs is shown, however old it is.
+    later = [slurm.make_job(f"9{number}", {"exit_code": 0}, name="x") for number in range(2)]
+    shown = slurm.run("list", "--limit=1", "-n", "-o", "jobid%9,state")
+    assert sorted(shown.stdout.split()[::2]) == sorted([waiting, running, later[1].name])
+    assert "3 earlier are not shown" in shown.stderr
+    for folder in later:
+        shutil.rmtree(folder)
     status = slurm.run("status", waiting, running).stdout
     assert f"job {waiting}  runs.py\n  state       PENDING\n" in status
     assert "  nodes       2 asked for\n" in status
@@ -183,6 +194,55 @@ def test_a_job_that_waits_is_cancelled(slurm: Any) -> None:
     assert slurm.state(job_id) == "CANCELLED"
     shutil.rmtree(slurm.jobs / job_id)
     assert slurm.table() == {}
+
+
+def test_a_state_of_a_newer_slurm_is_no_end(
+    slurm: Any, lab: Lab, wait_until: WaitUntil, tmp_path: Path
+) -> None:
+    """A double in front of squeue, for want of a newer Slurm: it has another word for RUNNING."""
+    squeue = shutil.which("squeue", path=slurm.environ["PATH"])
+    (tmp_path / "bin").mkdir()
+    newer = tmp_path / "bin" / "squeue"
+    newer.write_text(f'#!/bin/bash\n{squeue} "$@" | sed s/RUNNING/ORBITING/\n')
+    newer.chmod(0o755)
+    job_id = slurm.submit(slurm.script(RUNS))
+    wait_until(is_up(slurm, job_id))
+    path = f"{newer.parent}:{slurm.environ['PATH']}"
+    slurm.environ = {**slurm.environ, "PATH": path}
+    job = slurm.table()[job_id]
+    assert (job["state"], job["nodelist"]) == ("UNKNOWN", "node1")
+    assert "not known here" in job["why"]
+    follower = slurm.start("logs", "-f", job_id)
+    assert [follower.stdout.readline() for _ in range(2)][1] == "up\n"
+    done = slurm.run("cancel", "--name=program.py")
+    assert f"job {job_id} is being cancelled; it was running" in done.stderr
+    assert done.stderr.endswith(f"job {job_id} has ended\n")
+    assert f"job {job_id} CANCELLED" in slurm.finish(follower).stderr
+
+
+def test_the_wait_for_an_end_has_an_end(
+    slurm: Any, lab: Lab, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    job_id = slurm.submit(slurm.script(RUNS))
+    wait_until(is_up(slurm, job_id))
+    for name, value in {**slurm.environ, "SLURMMESH_STOP_GRACE_S": "0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(slurm.folder)
+    monkeypatch.setattr(cancel_command, "_KILL_WAIT_S", 0.1)
+    cancel = SlurmClient.cancel
+
+    def cancel_and_go(client: SlurmClient, ref: JobRef) -> None:
+        cancel(client, ref)
+        lab.stop_slurmctld()
+
+    monkeypatch.setattr(SlurmClient, "cancel", cancel_and_go)
+    try:
+        assert cancel_command.main([job_id]) == 3
+    finally:
+        lab.restart_slurmctld()
+    told = capsys.readouterr().err
+    assert f"job {job_id} was told to end, but has not within" in told
+    assert "does not answer; `slurmmesh status" in told
 
 
 def test_slurm_is_away(slurm: Any, lab: Lab, wait_until: WaitUntil) -> None:
