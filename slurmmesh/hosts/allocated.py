@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from typing import Any
 
@@ -46,7 +47,9 @@ class StepAgent:
 
 
 def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord]:
-    """Start an agent on each of the allocation's first ``total`` nodes.
+    """Start an agent on each of the allocation's first ``total`` nodes, while the program goes on.
+
+    They get the environment and the folder of now, whatever the program changes.
 
     Raises:
         SetupError: this is not the head of an allocation, or it has fewer nodes.
@@ -63,17 +66,21 @@ def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord
     # Where no other node is, none is wished for either.
     alone = allocation.nodes == (allocation.this_node,)
     interface = "" if alone else load_settings().interface
-    executor = StepExecutor(folder / "steps", supervise=False)
-    hosts = []
-    for node in allocation.nodes[:total]:
-        host = controller.roster.add_host(node)
+    executor = StepExecutor(folder / "steps", supervise=False, environ=dict(os.environ))
+    executor.update_parameters(srun_args=[f"--chdir={os.getcwd()}"])
+
+    def start(host: HostRecord) -> StepAgent:
         controller.roster.authority.issue(host.identity).write(folder / "identity")
         executor.update_parameters(
-            nodelist=node, job_name=f"host-{node}", het_group=allocation.component_of(node)
+            nodelist=host.name,
+            job_name=f"host-{host.name}",
+            het_group=allocation.component_of(host.name),
         )
         spec = DialSpec(targets, str(folder / "identity"), host.identity, interface)
         job = executor.submit(dial, spec)
         assert isinstance(job, StepJob)
-        host.launched = StepAgent(job)
-        hosts.append(host)
+        return StepAgent(job)
+
+    hosts = [controller.roster.add_host(node) for node in allocation.nodes[:total]]
+    controller.roster.launch(hosts, start)
     return hosts

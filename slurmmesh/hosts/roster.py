@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from slurmmesh._version import __version__
-from slurmmesh.errors import HostLost, LinkClosed, SetupError
+from slurmmesh.errors import HostLost, LinkClosed, SetupError, SlurmmeshError
 from slurmmesh.hosts.fabric import warnings_about
 from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelcome, Shutdown
 from slurmmesh.slurm.addresses import Choice
@@ -122,6 +123,7 @@ class Roster:
         self._guests: dict[Link, None] = {}  # accepted, but not known yet; the oldest first
         self._listeners: list[Listener] = []
         self._warned: set[str] = set()
+        self._launching: threading.Thread | None = None
         self.leaving = False
         reactor.call_later(HEARTBEAT_S, self._check_hosts)
 
@@ -148,6 +150,26 @@ class Roster:
             self.hosts.append(host)
             self._by_identity[host.identity] = host
             return host
+
+    def launch(self, hosts: Sequence[HostRecord], start: Callable[[HostRecord], Launched]) -> None:
+        """Start the agents of these hosts, one after the other; returns at once.
+
+        The first that cannot be started is lost, and no further one is tried.
+        """
+
+        def launch_all() -> None:
+            for host in hosts:
+                if self.leaving:
+                    return
+                try:
+                    host.launched = start(host)
+                except (OSError, SlurmmeshError) as error:
+                    reason = f"it cannot be started: {error}"
+                    self._reactor.call_soon(functools.partial(self._lose, host, reason))
+                    return
+
+        self._launching = threading.Thread(target=launch_all, name="slurmmesh-launch", daemon=True)
+        self._launching.start()
 
     def attach(self, host: HostRecord, sock: socket.socket) -> None:
         """Take our end of a socket pair whose other end a host of this machine was given."""
@@ -207,8 +229,10 @@ class Roster:
 
     def close(self, grace_s: float) -> None:
         """Have all hosts end what they run and leave; end by force those that do not."""
+        self.leaving = True
+        if self._launching is not None:
+            self._launching.join()
         with self._changed:
-            self.leaving = True
             for host in self.hosts:
                 reached = host.lost is None and self.tell(host, Shutdown(grace_s))
                 if not reached and host.launched is not None:

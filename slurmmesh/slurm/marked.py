@@ -8,13 +8,13 @@ is thrown away. The header is the proof that the command kept to the form asked 
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Sequence
 
 
 def new_mark() -> str:
     """Characters that occur in no answer but where they were asked for."""
-    return f"~{secrets.token_hex(6)}~"
+    return f"~{os.urandom(6).hex()}~"
 
 
 def squeue_format(columns: Sequence[str], mark: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,8 @@ from slurmmesh.slurm.client import JobRef, SlurmClient
 from slurmmesh.slurm.container.image import missing_here
 from slurmmesh.slurm.hostlists import compress, expand
 from slurmmesh.slurm.job import Resources, SlurmJob
+from slurmmesh.slurm.meanwhile import meanwhile
 from slurmmesh.slurm.root import EarlierJobs, prepare_root
-from slurmmesh.slurm.template import command_line_options, render, template_names
-from slurmmesh.slurm.template_check import mistakes_in_shell
 
 
 def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> SlurmJob:
@@ -36,17 +33,9 @@ def submit(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> S
         SetupError: the disk of the job root is full.
     """
     root = Path(job.job_root)
-    _check_shell(job)
-    _check_files(job)
-    prepare_root(root)
-    client.wait_until_up()
-    job = without_gone_nodes(job, client, tell)
-    _check_sizes(job, client)
-    if words := missing_here(job):
-        tell(words)
+    job, script, options = _ready(job, client, tell, lambda: prepare_root(root))
     earlier = EarlierJobs(root)
-    script = render(job)
-    ref = client.submit(script, command_line_options(job), name=str(job.job_name), warn=tell)
+    ref = client.submit(script, options, name=str(job.job_name), warn=tell)
     earlier.set_aside(ref.id)
     submitted = dataclasses.replace(job, id=ref.id, cluster=ref.cluster)
     try:
@@ -61,12 +50,8 @@ def test(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> str
 
     Raises as ``submit`` does.
     """
-    _check_shell(job)
-    _check_files(job)
-    client.wait_until_up()
-    job = without_gone_nodes(job, client, tell)
-    _check_sizes(job, client)
-    return client.test(render(job), command_line_options(job))
+    job, script, options = _ready(job, client, tell)
+    return client.test(script, options)
 
 
 def without_gone_nodes(job: SlurmJob, client: SlurmClient, tell: Callable[[str], None]) -> SlurmJob:
@@ -95,7 +80,7 @@ def record_of(job: SlurmJob) -> dict[str, Any]:
         "cluster": job.cluster,
         "name": job.job_name,
         "user": _user(),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "submitted": time.time(),
         "version": __version__,
         "argv": list(job.argv),
@@ -143,10 +128,40 @@ def ref_of(job: SlurmJob) -> JobRef:
     return JobRef(job.id, job.cluster)
 
 
+def _ready(
+    job: SlurmJob,
+    client: SlurmClient,
+    tell: Callable[[str], None],
+    prepare: Callable[[], None] = lambda: None,
+) -> tuple[SlurmJob, str, list[str]]:
+    """The job as sbatch takes it, with its script and what sbatch must be told beside that.
+
+    Refuses what cannot be. ``prepare`` is done once nothing is wrong with the job itself.
+    """
+    with meanwhile(lambda: _check_slurm(job, client)):
+        # What makes scripts takes longer to load than Slurm to answer.
+        from slurmmesh.slurm.template import command_line_options, render
+
+        _check_shell(job)
+        _check_files(job)
+        prepare()
+        script = render(job)
+    known = without_gone_nodes(job, client, tell)
+    if known is not job:
+        script = render(known)
+    if words := missing_here(job):
+        tell(words)
+    return known, script, command_line_options(known)
+
+
 def _check_shell(job: SlurmJob) -> None:
     """Refuse lines of shell that bash cannot read; what slurmmesh has is left unchecked."""
+    from slurmmesh.slurm.template import render, template_names
+
     if not job.setup and job.template in template_names():
         return
+    from slurmmesh.slurm.template_check import mistakes_in_shell
+
     if mistakes := list(mistakes_in_shell(render(job))):
         raise UsageError(f"--setup or --template: {mistakes[0]}; --dry-run shows the whole script")
 
@@ -163,8 +178,9 @@ def _check_files(job: SlurmJob) -> None:
             )
 
 
-def _check_sizes(job: SlurmJob, client: SlurmClient) -> None:
+def _check_slurm(job: SlurmJob, client: SlurmClient) -> None:
     """Refuse a job that is larger than its partition: many sites let it wait for ever."""
+    client.wait_until_up()
     if job.clusters:
         return
     sizes = client.partition_sizes()
@@ -181,6 +197,8 @@ def _check_sizes(job: SlurmJob, client: SlurmClient) -> None:
 
 
 def _user() -> str:
+    import getpass  # brings the terminal's modules, and the job is submitted by now
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name

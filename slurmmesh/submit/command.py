@@ -15,14 +15,11 @@ from slurmmesh.slurm.environment import ignored_sbatch_options
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.program import check_program
 from slurmmesh.slurm.root import prepare_root
-from slurmmesh.slurm.watch import JobWatch
 from slurmmesh.submit import plan as planning
-from slurmmesh.submit import queued
 from slurmmesh.submit.arguments import Request, parse
 from slurmmesh.submit.folders import make_local_folder, why_incomplete
 from slurmmesh.submit.gpus import has_gpus
 from slurmmesh.submit.interrupts import Interrupts
-from slurmmesh.submit.last_words import last_words
 from slurmmesh.submit.output import EXIT_READER_GONE, OutputError, follower, tell, write
 from slurmmesh.submit.plan import Plan
 from slurmmesh.submit.stuck import leaves_if_stuck, tell_if_read
@@ -138,6 +135,10 @@ def _run_on_slurm(plan: Plan, interrupts: Interrupts) -> int:
         write(submission.test(plan.job, client, tell) + "\n")
         return EXIT_OK
     job = submission.submit(plan.job, client, tell)
+    # Now that the job is on its way, there is time to load what is done with it from here on.
+    from slurmmesh.slurm.watch import JobWatch
+    from slurmmesh.submit import queued
+
     ref = submission.ref_of(job)
     watch = JobWatch(SlurmClient(settings), job, tell)
     if not interrupts:
@@ -197,6 +198,8 @@ def _output_of(log: Path) -> Path:
 
 def _tell_why(folder: Path, output: Path) -> None:
     """What a reader of a failed job would look for first."""
+    from slurmmesh.submit.last_words import last_words
+
     # Where stderr has a file of its own, the reason is in that.
     if words := last_words(folder / "controller.err") or last_words(output):
         tell(words)

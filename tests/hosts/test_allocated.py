@@ -31,16 +31,22 @@ class Probe(sm.Actor):
         return os.getpid(), sm.context().host, sm.context().host_address
 
     @sm.endpoint
+    def has(self, variable):
+        return variable in os.environ
+
+    @sm.endpoint
     def wait(self):
         time.sleep(3600)
 
 
 folder = sys.argv[1]
 job = jobs.start_job(os.environ)
+os.environ["SET_LATER"] = "yes"  # the hosts are being started meanwhile, in the job's environment
 try:
     procs = job.hosts.spawn_procs({"gpus": 2}, name="probe")
     actors = procs.spawn("probe", Probe)
     where = list(actors.where.call().get(60).values())
+    assert not any(actors.has.call("SET_LATER").get(60).values())
     with open(folder + "/up.tmp", "w") as file:
         json.dump(where, file)
     os.rename(folder + "/up.tmp", folder + "/up")

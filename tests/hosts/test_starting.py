@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from slurmmesh.errors import ProcDied, SetupError, SupervisionError, UsageError
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.job import Job
 from slurmmesh.hosts.mesh import HostMesh
+from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.shape import Extent, Region
 from slurmmesh.wire import Frame, Kind, wrap
 from slurmmesh.wire.identity import Credentials, JobAuthority, client_context
@@ -57,6 +59,64 @@ def test_a_log_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "logs" / "local1.log").mkdir(parents=True)
     with pytest.raises(SetupError, match=r"local1: its log cannot be written: .*local1\.log"):
         sm.local_hosts(2, tmp_path)
+
+
+class Launched:
+    """Stands for an agent of another node, which only Slurm could start."""
+
+    def __init__(self) -> None:
+        self.terminated = False
+
+    def poll(self) -> str | None:
+        return None
+
+    def terminate(self) -> None:
+        self.terminated = True
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.terminated
+
+    def kill(self) -> None:
+        raise AssertionError("it was asked to end before")
+
+
+def test_a_host_that_cannot_be_launched_is_told_and_no_further_one_is_tried(tmp_path, capfd):
+    tried = []
+
+    def start(host: HostRecord) -> Launched:
+        tried.append(host.name)
+        if host.name == "node2":
+            raise OSError(28, "No space left on device")
+        return Launched()
+
+    controller = Controller("job", tmp_path)
+    hosts = [controller.roster.add_host(name) for name in ("node1", "node2", "node3")]
+    controller.roster.launch(hosts, start)
+    with pytest.raises(SetupError, match=r"node2: it cannot be started: .*No space left"):
+        controller.roster.wait_ready(hosts, 30)
+    controller.close()
+    assert tried == ["node1", "node2"]
+    assert hosts[0].launched.terminated
+    assert "node2" in capfd.readouterr().err
+
+
+def test_a_close_waits_for_the_launch_that_is_under_way_and_begins_no_other(tmp_path):
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def start(host: HostRecord) -> Launched:
+        under_way.set()
+        assert go_on.wait(30)
+        return Launched()
+
+    controller = Controller("job", tmp_path)
+    first, second = (controller.roster.add_host(name) for name in ("node1", "node2"))
+    controller.roster.launch([first, second], start)
+    assert under_way.wait(30)
+    controller.expect_end()
+    go_on.set()
+    controller.close()
+    assert first.launched.terminated
+    assert second.launched is None
 
 
 def test_a_folder_that_cannot_be_used_is_a_setup_error(tmp_path):
