@@ -127,6 +127,44 @@ print(json.dumps({
     assert not told["began"]
 
 
+def test_tasks_of_an_array_have_steps_of_their_own(
+    lab: Lab, tmp_path: Path, preamble: str, wait_until: Callable[[Callable[[], object]], None]
+) -> None:
+    """Slurm names a step by the array and the task; the step itself knows another number."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        preamble
+        + OWNER
+        + """
+import pickle
+owner = start_owner(a=9, b=9)
+jobs = pickle.loads(Path("jobs").read_bytes())
+until(lambda: all(job.paths.started.exists() for job in jobs))
+states = [job.state for job in jobs]
+jobs[0].cancel()
+states += [job.state for job in jobs]
+owner.kill()
+owner.wait()
+Path("told.tmp").write_text(json.dumps(states))
+os.rename("told.tmp", "told")
+"""
+    )
+    batch = (
+        f"#!/bin/bash\nmkdir $SLURM_ARRAY_TASK_ID && cd $SLURM_ARRAY_TASK_ID\n"
+        f"cp {program} . && exec {sys.executable} program.py\n"
+    )
+    lab.run(
+        *("sbatch", "--array=1-2", "--output=%a.out"),
+        input=batch,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    for task in ("1", "2"):
+        told = tmp_path / task / "told"
+        wait_until(told.exists)
+        assert json.loads(told.read_text()) == ["RUNNING", "RUNNING", "CANCELLED", "RUNNING"]
+
+
 def test_a_program_does_not_end_before_its_steps(lab: Lab, tmp_path: Path, preamble: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -19,7 +19,6 @@ _SIGNALS = {signal.strsignal(number): int(number) for number in signal.Signals}
 # What srun says to --cpu-bind=none where there is nothing to bind with anyway.
 _NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
 # The first that is found counts. Slurm writes "STEP 1.2 ON n1 CANCELLED AT ... DUE TO TIME LIMIT".
-_CANCELLED = r"\*\*\* (?:STEP|JOB) .* CANCELLED AT|Timed out waiting for job step"
 _CAUSES = (
     ("TIMEOUT", re.compile(r"CANCELLED AT .* DUE TO TIME LIMIT")),
     ("NODE_FAIL", re.compile(r"Node failure on|DUE TO NODE FAILURE")),

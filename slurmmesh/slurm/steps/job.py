@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from submitit.core import core
 from submitit.core.utils import UncompletedJobError
@@ -32,28 +34,50 @@ _HOW = {
 }
 
 
+@dataclass(eq=False)
+class Known:
+    """What is kept of a step, for as long as somebody has its job in hand.
+
+    Attributes:
+        paths: of its first task.
+        tasks: how many it has.
+        step: what this process runs or ran of it; None for a step of another process.
+        gone_since: when Slurm was first seen not to list it (``time.monotonic``).
+    """
+
+    paths: StepPaths
+    tasks: int
+    step: Step | None
+    gone_since: float | None = None
+
+
 class StepWatcher(core.InfoWatcher):
     """The states of steps, from their sruns; of other processes' steps, from their files."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[str, tuple[StepPaths, int]] = {}
+        self._known: WeakValueDictionary[str, Known] = WeakValueDictionary()
 
-    def remember(self, paths: StepPaths, tasks: int) -> None:
-        """Know a step: the paths of its first task, and how many it has."""
-        self._known[str(paths.job_id)] = paths, tasks
+    def remember(self, paths: StepPaths, tasks: int) -> Known:
+        """Know a step while what is returned is kept: its first task's paths, how many it has."""
+        job_id = str(paths.job_id)
+        known = self._known.get(job_id) or Known(paths, tasks, RUNNER.find(job_id))
+        known.tasks = max(known.tasks, tasks)  # one task's job may come first
+        self._known[job_id] = known
+        return known
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """In Slurm's words: PENDING, RUNNING, REQUEUED, COMPLETED, FAILED and so on."""
         if step := RUNNER.find(job_id):
             return step.state
-        return _elsewhere().state(*self._known[job_id]) if job_id in self._known else "UNKNOWN"
+        known = self._known.get(job_id)
+        return _elsewhere().state(known) if known else "UNKNOWN"
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
         """What sacct would tell of it, by sacct's names."""
         info = {"JobID": job_id, "State": self.get_state(job_id, mode)}
-        if job_id in self._known:
-            started = read_json(self._known[job_id][0].started)
+        if known := self._known.get(job_id):
+            started = read_json(known.paths.started)
             info |= {"StepID": started.get("step", ""), "NodeList": started.get("nodes", "")}
         return info
 
@@ -80,7 +104,10 @@ class StepJob(core.Job[R]):
 
     def _register_in_watcher(self) -> None:
         if hasattr(self, "_count"):  # the base class calls it before there is anything to tell
-            self.watcher.remember(self._paths.of_task(0), self._count)
+            self._known = self.watcher.remember(self._paths.of_task(0), self._count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_known"}
 
     # -- submitit's ------------------------------------------------------------------------------
 

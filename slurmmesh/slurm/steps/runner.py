@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.slurm.steps import endings
@@ -44,7 +45,7 @@ class Slots:
     taken: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """A step, through all its attempts. Only the runner changes it.
 
@@ -101,7 +102,8 @@ class Runner:
     def _forget(self) -> None:
         """Begin anew; also what a forked child does, whose steps they are not."""
         self._lock = threading.RLock()
-        self._steps: dict[str, Step] = {}
+        # A step that is over stays as long as somebody has its job in hand.
+        self._steps: WeakValueDictionary[str, Step] = WeakValueDictionary()
         self._waiting: deque[Step] = deque()
         self._running: list[Step] = []
         self._thread: threading.Thread | None = None
@@ -150,11 +152,14 @@ class Runner:
     def kill(self, step: Step) -> None:
         """End its srun, without asking Slurm: for a step whose node does not answer."""
         with self._lock:
-            if step.process is not None:
-                step.cancelled = True
-                step.process.kill()
-                step.process.wait()
-                self._settle(step)
+            process = step.process
+            if process is None:
+                return
+            step.cancelled = True
+            process.kill()
+        # It may take its time, and the others go on meanwhile.
+        process.wait()
+        self.find(step.tag)
 
     def interrupt(self, step: Step, timeout: bool) -> None:
         """Tell a step to save its state and make room.
@@ -163,8 +168,9 @@ class Runner:
             UsageError: it has not started yet, or is over.
         """
         deadline = time.monotonic() + _READY_WITHIN_S
-        # Until its first task heeds the signal, it would kill it.
-        while step.state == "RUNNING" and not is_there(step.paths.started):
+        # Until its first task heeds the signal, it would kill it. One that is left alone with
+        # signals does not say when it does.
+        while step.supervised and step.state == "RUNNING" and not is_there(step.paths.started):
             if time.monotonic() > deadline:
                 break
             step.over.wait(0.02)
@@ -331,6 +337,7 @@ class Runner:
     def _end(self, step: Step, code: int, state: str) -> None:
         step.code = code
         step.state = state
+        step.environ = {}
         if step.supervised:
             with contextlib.suppress(OSError):
                 write_json(step.paths.ended, {"state": state, "code": code})
