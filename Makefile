@@ -34,7 +34,7 @@ test-quick: $(VENV)/.ready-test
 
 lint: $(VENV)/.ready-test
 	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check slurmmesh sbatch_templates examples tests
+	$(RUN) -m ruff format --check slurmmesh sbatch_templates benchmarks examples tests
 	$(RUN) -m mypy
 
 venv: $(VENV)/.ready-test

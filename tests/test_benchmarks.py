@@ -1,0 +1,121 @@
+"""What all benchmarks share: turns, statistics, the table and the file they write."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import results, submit
+
+ROOT = Path(__file__).parents[1]
+samples = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=300)
+
+
+@given(samples)
+def test_a_summary_is_of_the_samples(found):
+    told = results.Summary.of(found)
+    assert told.n == len(found)
+    assert told.median == statistics.median(found)
+    assert told.p99 in found
+    assert sum(each <= told.p99 for each in found) >= 0.99 * len(found)
+
+
+def test_the_99th_percentile_leaves_out_the_worst_of_a_hundred():
+    assert results.Summary.of(range(1, 101)).p99 == 99
+    assert results.Summary.of(range(1, 100)).p99 == 99
+    assert results.Summary.of([3.0]) == results.Summary(3.0, 3.0, 1)
+
+
+def test_nothing_measured_is_an_error():
+    with pytest.raises(ValueError, match="nothing was measured"):
+        results.Summary.of([])
+
+
+def test_the_ratio_tells_how_many_times_ours_is_better():
+    times = results.Row("round trip", "us", "lower", [1, 2, 3], {"peer": [8, 8], "floor": [1]})
+    assert times.ratio == {"peer": 4.0, "floor": 0.5}
+    rates = results.Row("calls", "1/s", "higher", [30], {"peer": [10]})
+    assert rates.ratio == {"peer": 3.0}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0.0, 1.0), (-0.1, 1.0), (1.0, 0.0), (1.0, -0.1)])
+def test_no_ratio_is_told_of_differences_that_have_none(ours, theirs):
+    assert results.Row("beyond", "s", "lower", [ours], {"peer": [theirs]}).ratio == {}
+
+
+def test_every_round_begins_with_another_way():
+    order: list[str] = []
+    ways = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
+    found = results.in_turns(ways, 4)
+    assert "".join(order) == "abcbcacababc"
+    assert {name: len(each) for name, each in found.items()} == {"a": 4, "b": 4, "c": 4}
+    assert found["a"] == [1, 6, 8, 10]
+
+
+def test_the_file_is_as_the_readme_says(tmp_path):
+    rows = [results.Row("call", "us", "lower", [1.0, 3.0], {"floor": [4.0]})]
+    results.write(tmp_path / "out.json", results.machine("emulated"), rows)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["machine"].endswith(", emulated")
+    assert found["rows"] == [
+        {
+            "name": "call",
+            "unit": "us",
+            "better": "lower",
+            "ours": {"median": 2.0, "p99": 3.0, "n": 2},
+            "peers": {"floor": {"median": 4.0, "p99": 4.0, "n": 1}},
+            "ratio": {"floor": 2.0},
+        }
+    ]
+    readme = (ROOT / "benchmarks" / "README.md").read_text()
+    shown = json.loads(readme.partition("```json")[2].partition("```")[0])
+    assert shown.keys() == found.keys()
+    assert shown["rows"][0].keys() == found["rows"][0].keys()
+
+
+def test_the_table_has_each_of_ours_and_the_peers():
+    row = results.Row("call", "us", "lower", [2.0], {"floor": [4.0], "other": [0.0]})
+    head, ours, floor, other = results.table([row]).splitlines()
+    assert head == "call [us, lower is better]"
+    assert ours.split() == ["ours", "median", "2.000", "p99", "2.000", "n", "1"]
+    assert floor.endswith("n    1  ours is 2.00 times as good")
+    assert other.endswith("n    1")
+
+
+def test_what_is_beyond_plain_is_told_round_by_round():
+    found = submit._beyond_plain({"ours": [3.0, 5.0], "srun": [1.0, 4.0], "submitit": [2.0, 2.0]})
+    assert found == {"ours": [2.0, 1.0], "submitit": [1.0, -2.0]}
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_a_submit_is_measured_beside_its_peers(tmp_path, capsys):
+    assert submit.main(["--rounds", "1", "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "4 emulated nodes" in printed
+    assert "target: first line at most 0.3 s beyond sbatch + srun python: " in printed
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    first, everywhere, up, command, *beyond = rows
+    assert first["peers"].keys() == {"srun", "sbatch", "submitit"}
+    assert everywhere["peers"].keys() == {"srun", "submitit"}
+    assert command["peers"].keys() == {"sbatch", "submitit"}
+    assert first["ours"]["median"] < up["ours"]["median"] < everywhere["ours"]["median"]
+    assert len(beyond) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rounds", "0"], "--rounds: give 1 or more"),
+        (["--json", "not-there/out.json"], "there is no folder not-there"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(words, told, capsys):
+    with pytest.raises(SystemExit):
+        submit.main(words)
+    assert told in capsys.readouterr().err
