@@ -38,7 +38,9 @@ RUNS_ELSEWHERE = "runs on another cluster of the federation; this one does not s
 def explain_waiting(info: JobInfo) -> str:
     """Why a job is not running, in words."""
     words = reasons.explain(info.reason)
-    return f"{words} ({info.reason})" if words else info.reason or "Slurm gives no reason"
+    if info.reason in ("", "None"):
+        return words or "Slurm gives no reason"
+    return f"{words} ({info.reason})" if words else info.reason
 
 
 def never_starts(info: JobInfo) -> bool:

@@ -39,6 +39,9 @@ class JobState(str, Enum):
     EXPEDITING = "EXPEDITING"
     UNKNOWN = "UNKNOWN"
 
+    def __str__(self) -> str:
+        return self.value
+
     @property
     def is_waiting(self) -> bool:
         """The job has not started (or waits to start again)."""
