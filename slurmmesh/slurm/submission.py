@@ -181,9 +181,7 @@ def _check_files(job: SlurmJob) -> None:
 def _check_slurm(job: SlurmJob, client: SlurmClient) -> None:
     """Refuse a job that is larger than its partition: many sites let it wait for ever."""
     client.wait_until_up()
-    if job.clusters:
-        return
-    sizes = client.partition_sizes()
+    sizes = client.partition_sizes(str(job.clusters or ""))
     least = job.node_range[0]
     names = str(job.partition or "").split(",")
     known = [sizes[name] for name in names if name in sizes]

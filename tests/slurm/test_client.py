@@ -9,8 +9,9 @@ import pytest
 
 from slurmmesh.config import Settings
 from slurmmesh.errors import MissingDependencyError, SubmitError
-from slurmmesh.slurm import refusals
+from slurmmesh.slurm import refusals, submission
 from slurmmesh.slurm.client import JobRef, SlurmClient
+from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.slurm.states import JobState
 
 SETTINGS = Settings(job_root=Path("/jobs"), slurm_timeout_s=20.0, slurm_patience_s=1.0)
@@ -258,6 +259,21 @@ def test_a_federated_job_whose_cluster_is_not_heard_is_not_over(
     info = client(squeue=revoked, sacct=ended).job(JobRef(FEDERATED))
     assert info is not None
     assert info.state is JobState.FAILED
+
+
+def test_the_partitions_of_named_clusters(
+    client: Callable[..., SlurmClient], tmp_path: Path
+) -> None:
+    slurm = client(
+        scontrol='echo "Slurmctld(primary) at h is UP"',
+        sinfo='echo "$1 $2" >>args; echo "CLUSTER: a"; echo "main*|2"; echo "main*|4"',
+    )
+    assert slurm.partition_sizes() == slurm.partition_sizes("a,b") == {"main": 4, "": 4}
+    job = SlurmJob("x.py", nodes="5", clusters="a,b", job_root=tmp_path, chdir=tmp_path)
+    with pytest.raises(SubmitError, match="has 4 nodes, but 5 are asked for"):
+        submission.test(job, slurm, lambda line: None)
+    args = (tmp_path / "bin/args").read_text().splitlines()
+    assert args == ["--federation --all", "-M a,b", "-M a,b"]
 
 
 def steps_table(*rows: tuple[str, str]) -> str:
