@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from slurmmesh.errors import EXIT_OK, UsageError
 from slurmmesh.jobs import door
-from slurmmesh.jobs.known import KnownJob, all_jobs
-from slurmmesh.jobs.local import may_run
+from slurmmesh.jobs.families import newest
+from slurmmesh.jobs.known import all_jobs
 from slurmmesh.jobs.since import parse_since
-from slurmmesh.jobs.table import FIELDS, USUAL, Field, as_data, lines, parse_format
+from slurmmesh.jobs.table import FIELDS, USUAL, Field, as_data, fit_ids, lines, parse_format
 from slurmmesh.jobs.views import Slurm, View, view_jobs
 from slurmmesh.slurm.client import SlurmClient
 from slurmmesh.slurm.states import JobState
@@ -36,8 +36,6 @@ def _main(argv: Sequence[str]) -> int:
         write("".join(f"{field.name}\n" for field in FIELDS.values()))
         return EXIT_OK
     columns = parse_format(asked.format or USUAL)
-    if not asked.format:
-        columns = _fitting_the_terminal(columns)
     states = door.states_of(asked.state)
     now = time.time()
     since = parse_since(asked.since, now) if asked.since else None
@@ -45,25 +43,27 @@ def _main(argv: Sequence[str]) -> int:
     limit = None if asked.all else asked.limit if asked.limit is not None else _USUAL_LIMIT
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: give 1 or more, or --all")
-    jobs = sorted(all_jobs(root), key=lambda job: job.changed, reverse=True)
+    jobs = all_jobs(root)
     slurm = Slurm(SlurmClient(settings))
     # With a filter the newest that fit may be anywhere.
     if states or since is not None or limit is None:
-        looked_at = jobs
+        left_out = 0
         slurm.ask(jobs)
     else:
-        looked_at = _newest(jobs, limit, slurm)
-    views = [view for view in view_jobs(looked_at, slurm) if _fits(view, states, since)]
-    views.sort(key=lambda view: (view.submitted or view.job.changed, view.id))
-    left_out = len(jobs) - len(looked_at)
+        jobs, left_out = newest(jobs, limit, slurm)
+    views = [view for view in view_jobs(jobs, slurm) if _fits(view, states, since)]
+    views.sort(key=lambda view: view.job.made)
     if limit is not None:
         running = [view for view in views[:-limit] if not view.is_over]
         left_out += len(views[:-limit]) - len(running)
         views = [*running, *views[-limit:]]
+    columns = fit_ids(views, columns, asked.format or USUAL)
+    if not asked.format:
+        columns = _fitting_the_terminal(columns)
     _show(views, columns, asked, now)
     for cluster, reason in slurm.silent.items():
         where = f" of cluster {cluster}" if cluster else ""
-        tell(f"{reason}{where}: shown is what the folders tell")
+        tell(f"{reason}{where}; this is from the job folders")
     if left_out and not asked.json:
         tell(f"{left_out} earlier are not shown: --all shows them, --limit N so many")
     return EXIT_OK
@@ -76,17 +76,6 @@ def _fitting_the_terminal(columns: list[tuple[Field, int]]) -> list[tuple[Field,
     used = sum(abs(width) + 1 for _, width in columns[:-1])
     last = max(_NARROWEST, shutil.get_terminal_size().columns - used)
     return [*columns[:-1], (columns[-1][0], -last)]
-
-
-def _newest(jobs: Sequence[KnownJob], limit: int, slurm: Slurm) -> list[KnownJob]:
-    """The first ``limit``, of which Slurm is asked, and those behind them that may still run.
-
-    Of jobs that are not among these no file is read: there may be thousands.
-    """
-    newest, older = jobs[:limit], jobs[limit:]
-    slurm.ask(newest)
-    here = (job for job in older if job.is_local and may_run(job))
-    return [*newest, *slurm.in_queue(older), *here]
 
 
 def _fits(view: View, states: frozenset[JobState], since: float | None) -> bool:

@@ -31,7 +31,7 @@ def _main(argv: Sequence[str]) -> int:
     views = [view for job in jobs for view in view_job(job, slurm)]
     for cluster, reason in slurm.silent.items():
         where = f" of cluster {cluster}" if cluster else ""
-        tell(f"{reason}{where}: told is what the folders tell")
+        tell(f"{reason}{where}; this is from the job folders")
     found = [(view, _overview(view)) for view in views]
     if asked.json:
         data = [{**table.as_data(view, now), **as_data(over)} for view, over in found]

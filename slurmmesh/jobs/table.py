@@ -115,6 +115,19 @@ def parse_format(text: str) -> list[tuple[Field, int]]:
     return columns
 
 
+def fit_ids(
+    views: Iterable[View], columns: Sequence[tuple[Field, int]], text: str
+) -> list[tuple[Field, int]]:
+    """The columns of the format ``text``, where ids without a width get the room they need."""
+    longest = max((len(view.id) for view in views), default=0)
+    return [
+        (field, -max(longest, -width))
+        if field.name == "JobID" and "%" not in item
+        else (field, width)
+        for (field, width), item in zip(columns, text.split(","), strict=True)
+    ]
+
+
 def lines(
     views: Iterable[View], columns: Sequence[tuple[Field, int]], now: float, header: bool = True
 ) -> list[str]:

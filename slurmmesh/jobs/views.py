@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from slurmmesh.slurm.status import (
     tasks_of,
     tasks_with_folders,
 )
+
+# What Slurm sets for a started job that asked for no limit, in a partition that has none.
+_YEAR_S = 365 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,12 @@ class View:
     @property
     def time_limit(self) -> float | None:
         """Seconds; infinite if there is none, None if it is not known."""
-        return self.info.time_limit_s if self.info else None
+        limit = self.info.time_limit_s if self.info else None
+        if limit != _YEAR_S:
+            return limit
+        options = self.job.submission.get("options")
+        asked = isinstance(options, dict) and "time" in options
+        return limit if asked else math.inf
 
 
 class Slurm:

@@ -1,6 +1,6 @@
 """Writes the report of a run: ``report.html``, ``summary.json`` and its event log, in one folder.
 
-python -m slurmmesh.telemetry.report JOB [--out DIR] [--baseline DIR]
+slurmmesh report JOB [--out DIR] [--baseline DIR]
 """
 
 from __future__ import annotations
@@ -144,17 +144,35 @@ def _remembered_baseline(folder: Path) -> str | None:
 
 
 def _place(text: str) -> Path:
-    """A path, or for a job's id its folder: in the usual root, or where the user's index says."""
+    """A path, or for a job's id its folder: in the usual root, or where the user's index says.
+
+    Raises:
+        UsageError: it is the id of no job that is known, or of a whole array.
+    """
+    job_id = text.partition(";")[0]
     if os.path.lexists(text):
+        place = Path(text)
+    elif folders.is_job_id(job_id):
+        root = Path(os.environ.get("SLURMMESH_JOB_ROOT") or "slurmmesh-jobs").absolute()
+        found = folders.find(job_id, root)
+        if found is None:
+            raise UsageError(
+                f"no job {text!r} of slurmmesh's is in {root}, nor in your index: "
+                "`slurmmesh list` shows those that are; a job's folder can be given, too"
+            )
+        place = found
+    else:
         return Path(text)
-    root = Path(os.environ.get("SLURMMESH_JOB_ROOT") or "slurmmesh-jobs")
-    return folders.find(text.partition(";")[0], root) or Path(text)
+    options = folders.submission(place).get("options")
+    if isinstance(options, dict) and "array" in options:
+        raise UsageError(f"{place.name} is an array: name one of its tasks")
+    return place
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m slurmmesh.telemetry.report",
+        prog="slurmmesh report",
         description="Write the report of a job: report.html, summary.json and its event log.",
     )
     parser.add_argument("job", metavar="JOB", help="a job's folder or id, or an events.jsonl")

@@ -86,7 +86,10 @@ class Shell:
         folder = self.jobs / job_id
         folder.mkdir(parents=True)
         if submitted:
-            (folder / "submit.json").write_text(json.dumps(submitted))
+            path = folder / "submit.json"
+            path.write_text(json.dumps(submitted))
+            if when := submitted.get("submitted"):
+                os.utime(path, (when, when))
         for number, record in enumerate(attempts):
             attempt = folder if job_id.startswith("local-") else folder / f"attempt-{number}"
             attempt.mkdir(exist_ok=True)

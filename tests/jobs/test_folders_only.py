@@ -24,7 +24,7 @@ def test_jobs_that_ended_are_told_by_their_record(shell: Any) -> None:
     shell.make_job("local-20260101-000000-1", {**ENDED, "cluster": "local"})
     done = shell.run("list", "--json")
     assert done.returncode == 0
-    assert "shown is what the folders tell" in done.stderr
+    assert "; this is from the job folders" in done.stderr
     table = {job["jobid"]: job for job in json.loads(done.stdout)["jobs"]}
     assert {name: job["state"] for name, job in table.items()} == {
         "1": "COMPLETED",
@@ -67,6 +67,7 @@ def test_of_jobs_that_are_not_shown_no_file_is_read(shell: Any) -> None:
             for path in (folder / "submit.json", folder / "attempt-0" / "job.json"):
                 path.unlink()
                 os.mkfifo(path)  # whoever opened it would wait for ever
+                os.utime(path, (NOW - 100 + number,) * 2)
         os.utime(folder, (NOW - 100 + number,) * 2)
     done = shell.run("list", "--limit=2", "-n", "-o", "jobid%3")
     assert done.stdout.split() == ["7", "8"]
@@ -248,7 +249,12 @@ def test_a_report_takes_a_jobs_folder_or_id(shell: Any) -> None:
         done = shell.run("report", job)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip().endswith("slurmmesh-jobs/4/attempt-1/report.html")
-    assert shell.run("report", "5").returncode == 2
+    done = shell.run("report", "5")
+    assert (done.returncode, "no job '5' of slurmmesh's is in" in done.stderr) == (2, True)
+    shell.make_job("6", id="6", options={"array": "0-2"})
+    done = shell.run("report", "6")
+    assert (done.returncode, "6 is an array: name one of its tasks" in done.stderr) == (2, True)
+    assert "usage: slurmmesh report " in shell.run("report", "--help").stdout
 
 
 @pytest.mark.slow
@@ -280,3 +286,36 @@ def test_an_array_with_many_holes_is_listed(shell: Any) -> None:
     done = shell.run("list", "--all", "--noheader", "--format=JobID%9000")
     assert done.returncode == 0, done.stderr
     assert "7_[1,3,5,7," in done.stdout
+
+
+def test_an_array_counts_as_its_tasks(shell: Any) -> None:
+    """Two arrays, plain jobs between them; tasks of the second that never started are one line."""
+    order = []
+    for number in range(10, 16):
+        submitted = {"name": "x", "submitted": NOW - 1000 + number}
+        if number not in (11, 14):
+            shell.make_job(str(number), ENDED, **submitted)
+            order.append(str(number))
+            continue
+        last = 2 if number == 11 else 4
+        shell.make_job(str(number), id=str(number), options={"array": f"0-{last}"}, **submitted)
+        for task in range(3):
+            # Its folder is newer than that of all later jobs: it was started late.
+            shell.make_job(f"{number}_{task}", ENDED)
+        order += [f"{number}_{task}" for task in range(3)]
+        order += ["14_[3-4]"] if last == 4 else []
+    assert len(order) == 11
+    for limit in range(1, 13):
+        done = shell.run("list", "-n", "-o", "jobid", "-l", str(limit))
+        assert done.stdout.split() == order[-limit:]
+        left = len(order) - limit
+        assert (f"{left} earlier are not shown" in done.stderr) == (left > 0), done.stderr
+
+
+def test_ids_are_shown_whole(shell: Any) -> None:
+    local = "local-20260101-000000-1234567"
+    shell.make_job(local, {**ENDED, "cluster": "local"})
+    _, rule, row = shell.run("list").stdout.splitlines()
+    assert row.startswith(f"{local} ")
+    assert rule.startswith(f"{'-' * len(local)} -")
+    assert "local-202+" in shell.run("list", "-o", "State,JobID%-10").stdout

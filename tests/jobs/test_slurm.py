@@ -252,7 +252,7 @@ def test_slurm_is_away(slurm: Any, lab: Lab, wait_until: WaitUntil) -> None:
     lab.stop_slurmctld()
     try:
         done = slurm.run("list", "--json")
-        assert "does not answer: shown is what the folders tell" in done.stderr
+        assert "does not answer; this is from the job folders" in done.stderr
         (job,) = json.loads(done.stdout)["jobs"]
         assert job["state"] == "UNKNOWN"
         assert "slurmctld) does not answer, and its folder has no record" in job["why"]

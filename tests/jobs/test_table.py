@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from slurmmesh.errors import UsageError
 from slurmmesh.jobs.known import KnownJob
+from slurmmesh.jobs.overview import Overview
 from slurmmesh.jobs.since import parse_since
 from slurmmesh.jobs.table import FIELDS, USUAL, as_data, fit, lines, parse_format
 from slurmmesh.jobs.views import View
+from slurmmesh.jobs.words import tell
 from slurmmesh.record import JobRecord
 from slurmmesh.slurm.jobinfo import JobInfo
 from slurmmesh.slurm.states import JobState
@@ -128,3 +130,19 @@ def test_moments_are_the_same_for_every_python() -> None:
     for wrong in ("20261130", "2026-W48-1", "2026-11-30T10", "2026-11-30T10:00Z", "20261130T1000"):
         with pytest.raises(UsageError, match="give a day"):
             parse_since(wrong, NOW)
+
+
+def test_the_year_that_slurm_sets_is_no_limit() -> None:
+    """A job that asked for none, in a partition without a limit, gets 365 days when it starts."""
+    info = JobInfo(JobState.RUNNING, time_limit_s=365 * 86400.0, started=NOW - 7, time_used_s=7)
+    running = view(info=info, status=JobStatus(JobState.RUNNING))
+    assert "  state       RUNNING for 00:00:07, no time limit" in tell(running, Overview(), NOW)
+    assert as_data(running, NOW)["timelimit"] is None
+
+
+def test_a_year_that_was_asked_for_is_one(tmp_path: Path) -> None:
+    job = KnownJob("12", tmp_path / "12")
+    job.folder.mkdir()
+    (job.folder / "submit.json").write_text(json.dumps({"options": {"time": "365-0"}}))
+    info = JobInfo(JobState.RUNNING, time_limit_s=365 * 86400.0)
+    assert as_data(view(info=info, job=job), NOW)["timelimit"] == 365 * 86400
