@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -78,15 +79,14 @@ class Row:
 
 
 def in_turns(ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each way gives in each round; every round begins with another of them.
+    """What each way gives in each round; the order of a round is drawn, alike in each run.
 
     So what else the machine does hits all alike, and none always comes after the same other.
     """
     found: dict[str, list[T]] = {name: [] for name in ways}
-    names = list(ways)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(ways), len(ways)):
             found[name].append(ways[name]())
     return found
 

@@ -48,13 +48,15 @@ def test_no_ratio_is_told_of_differences_that_have_none(ours, theirs):
     assert results.Row("beyond", "s", "lower", [ours], {"peer": [theirs]}).ratio == {}
 
 
-def test_every_round_begins_with_another_way():
+def test_every_way_has_its_turn_in_each_round_and_none_always_follows_the_same():
     order: list[str] = []
     ways = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
-    found = results.in_turns(ways, 4)
-    assert "".join(order) == "abcbcacababc"
-    assert {name: len(each) for name, each in found.items()} == {"a": 4, "b": 4, "c": 4}
-    assert found["a"] == [1, 6, 8, 10]
+    found = results.in_turns(ways, 20)
+    rounds = [order[start : start + 3] for start in range(0, 60, 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert len(set(map(tuple, rounds))) == 6
+    assert {name: len(each) for name, each in found.items()} == {"a": 20, "b": 20, "c": 20}
+    assert order[found["b"][7] - 1] == "b"
 
 
 def test_the_file_is_as_the_readme_says(tmp_path):
@@ -88,8 +90,31 @@ def test_the_table_has_each_of_ours_and_the_peers():
 
 
 def test_what_is_beyond_plain_is_told_round_by_round():
-    found = submit._beyond_plain({"ours": [3.0, 5.0], "srun": [1.0, 4.0], "submitit": [2.0, 2.0]})
-    assert found == {"ours": [2.0, 1.0], "submitit": [1.0, -2.0]}
+    samples = {"ours": [3.0, 5.0], "srun": [1.0, 4.0], "submitit": [2.0, 2.0]}
+    queued = {"ours": [0.5, 0.0], "srun": [0.0, 0.0], "submitit": [0.0, 0.5]}
+    found = submit._beyond_plain(samples, queued)
+    assert found == {"ours": [1.5, 1.0], "submitit": [1.0, -2.5]}
+
+
+LOG = """\
+[2026-11-30T08:46:53.279] No parameter for mcs plugin, default values set
+[2026-11-30T23:59:59.900] _slurm_rpc_submit_batch_job: JobId=12 InitPrio=4294901759 usec=586
+[2026-12-01T00:00:00.150] {words} JobId=12 in main on node[1-4]
+[2026-12-01T00:00:01.150] _job_complete: JobId=12 done
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["sched/backfill: _start_job: Started", "sched: Allocate", "sched: _start_job: Started"],
+)
+def test_the_wait_in_the_queue_is_read_from_slurms_log(words):
+    assert submit.queued_s(LOG.format(words=words)) == pytest.approx(0.25)
+
+
+def test_a_log_that_does_not_tell_of_the_wait_is_an_error():
+    with pytest.raises(RuntimeError, match="does not tell"):
+        submit.queued_s(LOG.format(words="sched: something of"))
 
 
 @pytest.mark.slurm
@@ -98,12 +123,13 @@ def test_a_submit_is_measured_beside_its_peers(tmp_path, capsys):
     assert submit.main(["--rounds", "1", "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out
     assert "4 emulated nodes" in printed
-    assert "target: first line at most 0.3 s beyond sbatch + srun python: " in printed
+    assert "target: first line at most 0.3 s beyond sbatch + srun python, without" in printed
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    first, everywhere, up, command, *beyond = rows
+    first, everywhere, up, command, queue, *beyond = rows
     assert first["peers"].keys() == {"srun", "sbatch", "submitit"}
     assert everywhere["peers"].keys() == {"srun", "submitit"}
     assert command["peers"].keys() == {"sbatch", "submitit"}
+    assert queue["peers"].keys() == {"srun", "sbatch", "submitit"}
     assert first["ours"]["median"] < up["ours"]["median"] < everywhere["ours"]["median"]
     assert len(beyond) == 2
 
