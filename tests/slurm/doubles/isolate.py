@@ -11,7 +11,9 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo", "salloc")
 
@@ -26,6 +28,7 @@ def command_line(
     mounts: Sequence[tuple[str, str]], folder: str, command: Sequence[str]
 ) -> list[str]:
     """Runs a command with only these mounts, each from outside to inside."""
+    mounts = [*_own(), *mounts]
     lines = ["set -e", "inside=$PATH", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     lines.append("mount -t tmpfs none /mnt")
     for number, (source, _) in enumerate(mounts):
@@ -43,6 +46,12 @@ def command_line(
         *("/usr/bin/unshare", *user, "--mount", "--propagation", "private"),
         *("/bin/sh", "-c", "\n".join(lines), "sh", *command),
     ]
+
+
+def _own() -> list[tuple[str, str]]:
+    """What stands for the image's own files and would be hidden: Python, and this checkout."""
+    folders = {sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[3])}
+    return [(folder, folder) for folder in sorted(folders) if folder.startswith("/tmp/")]
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
