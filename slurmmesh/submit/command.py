@@ -48,7 +48,6 @@ def _run(request: Request, interrupts: Interrupts) -> int:
     check_program(plan.job)
     if plan.cluster == "local":
         _check_hosts(plan.job)
-    prepare_root(plan.settings.job_root)
     on_slurm = _use_slurm(plan)
     if interrupts:
         tell("interrupted; nothing was started")
@@ -102,6 +101,7 @@ def _run_here(plan: Plan, interrupts: Interrupts) -> int:
             "no GPU was found on this machine: --gpus-per-node only tells the program how many "
             "processes a host takes"
         )
+    prepare_root(plan.settings.job_root)
     job_id, folder = make_local_folder(plan.settings.job_root)
     try:
         write(_announcement(plan, dataclasses.replace(job, id=job_id), folder, "running"))
