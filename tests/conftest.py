@@ -358,6 +358,19 @@ def _test_leaves_nothing(
         yield
 
 
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], object]], None]:
+    """``wait_until(condition)``: returns when it holds, fails after a minute."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.02)
+
+    return wait
+
+
 # ------------------------------------------------------------------ hooks
 
 

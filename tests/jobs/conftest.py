@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -127,19 +126,6 @@ def slurm(lab: Lab, tmp_path: Path) -> Iterator[Shell]:
     """In front of the lab's Slurm, with an empty queue."""
     yield from _shell(tmp_path, lab.env())
     lab.run("scancel", f"--user={os.getuid()}")
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[[Callable[[], object]], None]:
-    """``wait_until(condition)``: returns when it holds, fails after a minute."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.02)
-
-    return wait
 
 
 @pytest.fixture(scope="session")

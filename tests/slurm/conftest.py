@@ -7,7 +7,6 @@ import os
 import stat
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -69,19 +68,6 @@ def lab(outlives_tests: Callable[[Path], AbstractContextManager[None]]) -> Itera
     """A real Slurm of four nodes, shared by the tests of a module."""
     with Lab(nodes=4) as lab, outlives_tests(lab.root):
         yield lab
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[[Callable[[], object]], None]:
-    """``wait_until(condition)``: returns when it holds, fails after a minute."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.02)
-
-    return wait
 
 
 @pytest.fixture

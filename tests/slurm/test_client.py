@@ -403,12 +403,15 @@ def test_asks_only_for_a_while_whether_slurm_is_up(
     assert 3 <= tries.count("x") <= 6
 
 
-def test_waits_for_a_slurm_that_is_restarting(client: Callable[..., SlurmClient]) -> None:
+def test_waits_for_a_slurm_that_is_restarting(
+    client: Callable[..., SlurmClient], tmp_path: Path
+) -> None:
     slurm = client(
-        scontrol="if [ -e seen ]; then echo 'Slurmctld(primary) at h is UP'; "
+        scontrol="echo x >>tries; if [ -e seen ]; then echo 'Slurmctld(primary) at h is UP'; "
         "else touch seen; echo 'the site is UP'; echo 'Slurmctld(primary) at h is DOWN'; fi"
     )
     slurm.wait_until_up()
+    assert (tmp_path / "bin/tries").read_text() == "x\nx\n"
 
 
 def test_does_not_wait_where_slurm_is_not_set_up(

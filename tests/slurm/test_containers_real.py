@@ -312,6 +312,7 @@ time.sleep(600)
     record = site.attempt(job_id) / "job.json"
     wait_until(lambda: site.exit_code(job_id))
     wait_until(lambda: "ended" in json.loads(record.read_text()))
+    assert site.exit_code(job_id) != "0:0"
 
 
 def test_images_that_will_not_do(site: Site, wait_until: Callable[..., None]) -> None:

@@ -17,6 +17,7 @@ def test_both_run_at_the_same_time():
     both = threading.Barrier(2, timeout=30)
     with meanwhile(both.wait):
         both.wait()
+    assert not both.broken
 
 
 def test_the_other_has_ended_when_it_is_left():

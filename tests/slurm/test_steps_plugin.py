@@ -237,8 +237,8 @@ def _ranges(ranks: list[int]) -> str:
 
 @given(st.text())
 def test_srun_may_say_anything(text: str) -> None:
-    task_ends(text)
-    final_state(1, False, text, text)
+    assert all(rank >= 0 for rank in task_ends(text))
+    assert final_state(1, False, text, text) != "COMPLETED"
 
 
 LIMIT = "slurmstepd-n1: error: *** STEP 7.8 ON n1 CANCELLED AT 2026-11-30T06:53:57{} ***\n"
