@@ -51,17 +51,17 @@ def _find_jobs(text: str) -> list[Any] | None:
 
 
 def _refs(job: Mapping[str, Any], cluster: str) -> Iterator[JobRef]:
-    number = int(_number(job.get("job_id")) or 0)
+    number = _count(job.get("job_id"))
     if not number:
         return
-    if leader := int(_number(job.get("het_job_id")) or 0):
-        yield JobRef(f"{leader}+{int(_number(job.get('het_job_offset')) or 0)}", cluster)
+    if leader := _count(job.get("het_job_id")):
+        yield JobRef(f"{leader}+{_count(job.get('het_job_offset'))}", cluster)
         return
-    array = int(_number(job.get("array_job_id")) or 0)
+    array = _count(job.get("array_job_id"))
     task = _number(job.get("array_task_id"))
     if not array:
         yield JobRef(str(number), cluster)
-    elif task is not None:
+    elif task is not None and math.isfinite(task):
         yield JobRef(f"{array}_{int(task)}", cluster)
     else:
         try:
@@ -141,7 +141,10 @@ def _number(value: Any) -> float | None:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # JSON's whole numbers have no end
+        return None
 
 
 def _count(value: Any) -> int:

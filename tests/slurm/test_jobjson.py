@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurmmesh.slurm.ids import JobRef
@@ -233,6 +233,10 @@ VALUE = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(V24_11)), VALUE))
+@example({"array_job_id": {"infinite": True}})
+@example({"array_job_id": 5, "array_task_id": {"infinite": True}})
+@example({"job_id": 10**400})
+@example({"time_limit": 10**400})
 def test_whatever_a_newer_slurm_writes(fields: dict[str, Any]) -> None:
     for info in read({**V24_11, **fields}).values():
         assert not info.state.is_success or "job_state" in fields
