@@ -163,13 +163,12 @@ def _wait_for_end(manager: int, wake: socket.socket, owner: int | None) -> None:
 
 
 def _end(layout: Layout, network: LabNetwork | None, temporary: bool) -> None:
-    """End every process of the lab and remove what it made."""
+    """End every process of the lab and remove what it made, whatever of that fails."""
     root = str(layout.root)
-    try:
+    with contextlib.ExitStack() as afterwards:
+        afterwards.callback(remove_root, layout, temporary=temporary)
+        if network is not None:
+            afterwards.callback(network.close)
+            afterwards.callback(network.remove)
         processes.end_politely(lambda: processes.users_processes(processes.of_a_lab(root)), GRACE_S)
         processes.kill_all(lambda: processes.of_a_lab(root))
-    finally:
-        if network is not None:
-            network.remove()
-            network.close()
-        remove_root(layout, temporary=temporary)

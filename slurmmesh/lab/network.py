@@ -74,8 +74,7 @@ class LabNetwork:
     def connect(self, index: int, pid: int) -> None:
         """Lay the cable from the bridge to ``eth0`` of the namespace that ``pid`` is in."""
         cable = self._cable(index)
-        if _link_exists(cable):
-            self._run(f"link delete {cable}")
+        self.disconnect(index)
         self._run(
             f"link add {cable} type veth peer name eth0 netns {pid}",
             f"link set {cable} master {self.bridge} up",
@@ -91,37 +90,39 @@ class LabNetwork:
         )
 
     def cut(self, index: int) -> None:
-        self._run(f"link set {self._cable(index)} down")
+        """A cable that is gone, as with the last process of its namespace, is cut."""
+        self._run(f"link set {self._cable(index)} down", or_gone=True)
 
     def heal(self, index: int) -> None:
         self._run(f"link set {self._cable(index)} up")
 
     def disconnect(self, index: int) -> None:
-        if _link_exists(self._cable(index)):
-            self._run(f"link delete {self._cable(index)}")
+        """Remove the cable, if the kernel has not done so with the namespace at its other end."""
+        self._run(f"link delete {self._cable(index)}", or_gone=True)
 
     def remove(self) -> None:
         """Remove the bridge and all cables, whatever is left of them."""
-        own = [self.bridge] if _link_exists(self.bridge) else []
-        own += _links(f"slm{self._number}n")
-        if own:
-            self._run(*(f"link delete {name}" for name in own), force=True)
+        own = [self.bridge, *_links(f"slm{self._number}n")]
+        self._run(*(f"link delete {name}" for name in own), or_gone=True)
 
     def close(self) -> None:
         """Let another lab have the number; call after ``remove``."""
         self._claim.close()
 
-    def _run(self, *commands: str, force: bool = False) -> None:
-        run_ip(self._ip, commands, force=force)
+    def _run(self, *commands: str, or_gone: bool = False) -> None:
+        run_ip(self._ip, commands, or_gone=or_gone)
 
 
-def run_ip(ip: str, commands: Iterable[str], *, force: bool = False) -> None:
-    """Run ``ip`` commands in one process; ``force`` goes on after a failed one.
+def run_ip(ip: str, commands: Iterable[str], *, or_gone: bool = False) -> None:
+    """Run ``ip`` commands in one process, up to one that fails.
+
+    Args:
+        or_gone: run them all; that the device of one is not there (any more) is no failure.
 
     Raises:
-        LabError: one failed (without ``force``).
+        LabError: one failed.
     """
-    argv = [ip, *(["-force"] if force else []), "-batch", "-"]
+    argv = [ip, *(["-force"] if or_gone else []), "-batch", "-"]
     text = "".join(f"{command}\n" for command in commands)
     try:
         done = subprocess.run(
@@ -129,8 +130,15 @@ def run_ip(ip: str, commands: Iterable[str], *, force: bool = False) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LabError(f"{ip} did not run: {error}") from error
-    if done.returncode != 0 and not force:
+    if done.returncode != 0 and not (or_gone and _only_gone(done.stderr)):
         raise LabError(f"the network of the lab: {done.stderr.strip()}\n{text}")
+
+
+def _only_gone(words: str) -> bool:
+    """Whether each command that failed did so for want of its device; takes stderr of a batch."""
+    # The second: gone between the look for its number and the deed.
+    gone = words.count("Cannot find device ") + words.count(": No such device")
+    return 0 < gone == words.count("Command failed ")
 
 
 def enter_own_namespaces(hostname: str, etc: Path) -> None:
@@ -167,10 +175,6 @@ def _claim_number() -> tuple[int, Claim]:
         if claim is not None:
             return number, claim
     raise LabError(f"{_NETS} labs with network namespaces are running; end one")
-
-
-def _link_exists(name: str) -> bool:
-    return os.path.exists(f"/sys/class/net/{name}")
 
 
 def _links(prefix: str) -> list[str]:

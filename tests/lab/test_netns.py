@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from slurmmesh.errors import UsageError
+from slurmmesh.errors import LabError, UsageError
 from slurmmesh.lab import Lab
-from slurmmesh.lab.network import LabNetwork
+from slurmmesh.lab.network import LabNetwork, run_ip
 
 pytestmark = [
     pytest.mark.slurm,
@@ -111,6 +113,61 @@ def test_two_labs_have_two_networks(lab: Lab) -> None:
     with Lab(2, netns=True) as other:
         show = ("srun", "-N1", "-w", "node1", "getent", "ahostsv4", "node1")
         assert lab.run(*show).stdout.split()[0] != other.run(*show).stdout.split()[0]
+
+
+@pytest.fixture
+def network() -> Iterator[LabNetwork]:
+    network = LabNetwork("/usr/sbin/ip")
+    network.create()
+    yield network
+    network.remove()
+    network.close()
+    assert not links() & {network.bridge, network._cable(0)}
+
+
+@contextmanager
+def connected(network: LabNetwork, wait_until: Callable[..., None]) -> Iterator[None]:
+    """Cable 0 leads to a namespace; afterwards the one process in it is dead."""
+    with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as process:
+        try:
+            ours, own = "/proc/self/ns/net", f"/proc/{process.pid}/ns/net"
+            wait_until(lambda: os.readlink(own) != os.readlink(ours), "it has its namespace")
+            network.connect(0, process.pid)
+            assert network._cable(0) in links()
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_cable_that_the_kernel_removed_is_removed(
+    network: LabNetwork, wait_until: Callable[..., None]
+) -> None:
+    cable = network._cable(0)
+    with connected(network, wait_until):
+        pass
+    wait_until(lambda: cable not in links(), "the namespace is gone and the cable with it")
+    network.cut(0)
+    network.disconnect(0)
+    with pytest.raises(LabError, match=cable):
+        network.heal(0)
+
+
+def test_a_cable_is_removed_while_the_kernel_does_that(
+    network: LabNetwork, wait_until: Callable[..., None]
+) -> None:
+    for _ in range(20):
+        with connected(network, wait_until):
+            pass
+        network.disconnect(0)
+        wait_until(lambda: network._cable(0) not in links(), "the cable is gone")
+
+
+def test_a_device_that_is_gone_hides_no_other_failure(network: LabNetwork) -> None:
+    for commands in (["link delete none", "link delete lo"], ["link delete lo"], ["no such thing"]):
+        with pytest.raises(LabError, match="the network of the lab"):
+            run_ip("/usr/sbin/ip", commands, or_gone=True)
+    run_ip("/usr/sbin/ip", ["link delete none", f"link set {network.bridge} down"], or_gone=True)
+    assert (Path("/sys/class/net") / network.bridge / "operstate").read_text() == "down\n"
 
 
 def test_a_bridge_that_a_killed_lab_left_is_removed_by_the_next() -> None:
