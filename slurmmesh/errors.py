@@ -111,9 +111,11 @@ class ActorError(SlurmmeshError):
     """An endpoint raised. ``exception`` is the original where it could be rebuilt.
 
     Attributes:
-        exception: the remote exception, or None if it could not be rebuilt here.
+        exception: the remote exception, or None if it could not be rebuilt here: it cannot be
+            pickled, or its class is not importable here.
+        exception_type: name of its class, with its module.
         exception_formatted: the remote traceback as text.
-        actor, rank, host: who raised.
+        actor, rank, host: who raised; the rank is that within the whole proc mesh.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class ActorError(SlurmmeshError):
         message: str,
         *,
         exception: BaseException | None = None,
+        exception_type: str = "",
         exception_formatted: str = "",
         actor: str = "",
         rank: int = -1,
@@ -129,6 +132,7 @@ class ActorError(SlurmmeshError):
         super().__init__(message)
         self.message = message
         self.exception = exception
+        self.exception_type = exception_type
         self.exception_formatted = exception_formatted
         self.actor = actor
         self.rank = rank
