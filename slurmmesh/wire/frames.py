@@ -10,7 +10,7 @@ field    bytes meaning
 magic        2 ``SM``
 version      1 of this layout
 kind         1 one of :class:`Kind`
-flags        2 reserved, 0
+flags        2 bits ``STREAM``, ``ACKED``, ``AGAIN``; high byte: descriptors that come with it
 buffers      2 number of out-of-band buffers
 ranks        4 number of ranks that follow the header (4 bytes each)
 call         8 id of the call this frame belongs to, 0 if none
@@ -23,19 +23,28 @@ body         8 length of the body
 from __future__ import annotations
 
 import enum
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurmmesh.errors import FrameError
 
 MAGIC = b"SM"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<2sBBHHIQIIQ")
 MAX_BUFFERS = 0xFFFF
 MAX_RANKS = 1 << 20
+MAX_FDS = 0xFF
 MAX_SIZE = 1 << 40
 """Largest body or buffer in bytes: a bound against nonsense, far above any real payload."""
+STREAM = 1
+"""Flag: answers of several ranks are passed on as they come, not merged."""
+ACKED = 2
+"""Flag of a request: its sender wants to know when it was delivered to each rank."""
+AGAIN = 4
+"""Flag of a request: sent by another way already, of which nobody knows how far it came."""
 
 _SMALL = 1 << 14
 """Below this many missing bytes a copy is cheaper than a receive call of its own."""
@@ -57,14 +66,29 @@ class Kind(enum.IntEnum):
     EVENT = 9
     PING = 10
     PONG = 11
+    CALLS = 12
+    RESULTS = 13
+    MERGED = 14
+    DELIVERED = 15
+    ASK = 16
+    PORT = 17
+    RELEASE = 18
+    LOG = 19
+    RETURNED = 20
+    CLOSED = 21
 
 
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass
+@dataclass(slots=True)
 class Frame:
-    """One message. ``ranks`` are global ranks of the proc mesh ``mesh``."""
+    """One message. ``ranks`` are global ranks of the proc mesh ``mesh``.
+
+    Attributes:
+        flags: ``STREAM`` or 0.
+        fds: of a received frame: the descriptors that came with it, which are the receiver's.
+    """
 
     kind: Kind
     body: Buffer = b""
@@ -73,131 +97,240 @@ class Frame:
     mesh: int = 0
     actor: int = 0
     ranks: Sequence[int] = field(default=())
+    flags: int = 0
+    fds: Sequence[int] = field(default=(), compare=False)
 
-    def parts(self) -> list[Buffer]:
+    def parts(self, fds: int = 0) -> list[Buffer]:
         """The frame as byte strings to send one after the other (payloads are not copied).
+
+        Args:
+            fds: how many descriptors go with it.
 
         Raises:
             FrameError: it has more buffers or ranks, or larger ones, than a frame may have.
         """
-        buffers = [memoryview(buffer).cast("B") for buffer in self.buffers]
-        sizes = [len(buffer) for buffer in buffers]
-        if len(buffers) > MAX_BUFFERS or len(self.ranks) > MAX_RANKS:
-            raise FrameError(f"{len(buffers)} buffers for {len(self.ranks)} ranks in one frame")
-        header = HEADER.pack(
+        body, ranks = self.body, self.ranks
+        if not self.buffers:
+            buffers: list[memoryview] = []
+        else:
+            buffers = [memoryview(buffer).cast("B") for buffer in self.buffers]
+        if len(buffers) > MAX_BUFFERS or len(ranks) > MAX_RANKS or fds > MAX_FDS:
+            raise FrameError(
+                f"{len(buffers)} buffers and {fds} descriptors for {len(ranks)} ranks in one frame"
+            )
+        head = HEADER.pack(
             MAGIC,
             VERSION,
             self.kind,
-            0,
+            self.flags | fds << 8,
             len(buffers),
-            len(self.ranks),
+            len(ranks),
             self.call,
             self.mesh,
             self.actor,
-            len(self.body),
+            len(body),
         )
-        head = header + struct.pack(f"<{len(self.ranks)}I{len(sizes)}Q", *self.ranks, *sizes)
-        if len(self.body) <= _SMALL:
-            head += self.body
+        if ranks:
+            head += struct.pack(f"<{len(ranks)}I", *ranks)
+        if buffers:
+            head += struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
+        if len(body) <= _SMALL:
+            head += body
             return [head, *(buffer for buffer in buffers if len(buffer))]
-        return [head, self.body, *(buffer for buffer in buffers if len(buffer))]
+        return [head, body, *(buffer for buffer in buffers if len(buffer))]
+
+
+class _Payload:
+    """Body and buffers of a frame of which much is missing: memory, filled in place."""
+
+    __slots__ = ("counts", "frame", "segments")
+
+    def __init__(self, frame: Frame, segments: list[bytearray]) -> None:
+        self.frame = frame
+        self.segments = segments
+        # Bytes received: those up to some step, and those of each receive call since then.
+        self.counts: tuple[int, list[int]] = (0, [])
+
+    def missing(self) -> memoryview | None:
+        """What of the first incomplete segment is missing; None if all is there."""
+        base, counts = self.counts
+        received = base + sum(counts)
+        self.counts = (received, [])
+        for segment in self.segments:
+            if received < len(segment):
+                return memoryview(segment)[received:]
+            received -= len(segment)
+        return None
+
+
+Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
+"""What ``socket.recvmsg`` gives: bytes, ancillary data, flags, address."""
+_State = tuple[bytes, int, _Payload | None, list[Received], tuple[int, ...]]
 
 
 class FrameDecoder:
     """Turns a stream of bytes back into frames, filling large payloads in place.
 
-    Give it bytes with :meth:`feed`. While :meth:`space` returns a view, the next bytes of the
-    stream may be received straight into it and then be told with :meth:`filled`.
+    Give it bytes with :meth:`feed`, or put them into :attr:`incoming` and call it without any.
+    While :meth:`space` returns a view, the next bytes of the stream may be received straight
+    into it and then be told with :meth:`filled`, or in :attr:`counts`.
     After a ``FrameError`` the stream has lost its sense and must be closed.
+
+    A frame is dropped when the next one is asked for, and what is known changes in single steps:
+    whoever is interrupted while it handles a frame is given that frame again by the next ``feed``.
     """
 
     def __init__(self) -> None:
-        self._head = bytearray()
-        self._need = HEADER.size
-        self._fields: tuple[int, ...] | None = None
-        self._frame: Frame | None = None
-        self._segments: list[bytearray] = []
-        self._index = 0
-        self._offset = 0
+        # Bytes not decoded yet, from a position on; a frame whose payload is under way; what came
+        # since then; descriptors that no frame has taken yet.
+        self._state: _State = (b"", 0, None, [], ())
 
-    def feed(self, data: Buffer) -> Iterator[Frame]:
+    @property
+    def incoming(self) -> list[Received]:
+        """Where what is received is put, each piece in a single step."""
+        return self._state[3]
+
+    def feed(self, data: bytes = b"") -> Iterator[Frame]:
         """Take the next bytes of the stream; yield each frame that they complete.
 
         Raises:
             FrameError: bad magic, version, kind or size.
         """
-        view = memoryview(data)
-        position, end = 0, len(view)
+        if data:
+            self.incoming.append((data, [], 0, None))
+        if self.incoming:
+            self._take()
         while True:
-            if self._frame is None:
-                take = min(self._need - len(self._head), end - position)
-                self._head += view[position : position + take]
-                position += take
-                if len(self._head) < self._need:
+            rest, position, payload, incoming, fds = self._state
+            if payload is not None:
+                if not self._fill(payload):
                     return
-                if self._fields is None:
-                    self._read_header()
-                    continue
-                self._read_lengths()
-            while self._index < len(self._segments):
-                segment = self._segments[self._index]
-                take = min(len(segment) - self._offset, end - position)
-                segment[self._offset : self._offset + take] = view[position : position + take]
-                position += take
-                self._offset += take
-                if self._offset < len(segment):
+                frame = payload.frame
+                position = self._state[1]
+            else:
+                found = self._next(rest, position)
+                if found is None:
                     return
-                self._index += 1
-                self._offset = 0
-            yield self._finish()
+                frame, position = found
+                if position < 0:
+                    continue  # its payload is under way now
+            count = frame.flags >> 8
+            if count:
+                if len(fds) < count:
+                    raise FrameError(f"{count} descriptors were to come with a frame")
+                frame.fds, fds = fds[:count], fds[count:]
+                frame.flags &= 0xFF
+            yield frame
+            self._state = (rest, position, None, incoming, fds)
+
+    def forsake(self) -> tuple[int, ...]:
+        """The descriptors that no frame has taken: whoever ends the link closes them."""
+        self._take()
+        return self._state[4]
+
+    def _take(self) -> None:
+        """Add what came to what is there already."""
+        rest, position, payload, incoming, fds = self._state
+        came = b"".join([piece[0] for piece in incoming])
+        if position < len(rest):
+            came = rest[position:] + came
+        for piece in incoming:
+            for level, kind, data in piece[1]:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds += tuple(memoryview(data[: len(data) // 4 * 4]).cast("i"))
+        self._state = (came, 0, payload, [], fds)
 
     def space(self) -> memoryview | None:
         """Where the next bytes belong, if enough are missing to be worth receiving in place."""
-        if self._frame is None or self._index >= len(self._segments):
+        rest, position, payload, _, _ = self._state
+        if payload is None or position < len(rest):
             return None
-        segment = self._segments[self._index]
-        if len(segment) - self._offset < _SMALL:
-            return None
-        return memoryview(segment)[self._offset :]
+        missing = payload.missing()
+        return missing if missing is not None and len(missing) >= _SMALL else None
 
     def filled(self, count: int) -> Iterator[Frame]:
         """Tell that ``count`` bytes were received into :meth:`space`; yield what they complete."""
-        self._offset += count
-        return self.feed(b"")
+        self.counts.append(count)
+        return self.feed()
+
+    @property
+    def counts(self) -> list[int]:
+        """Where counts of bytes received into :meth:`space` are told, each in a single step."""
+        payload = self._state[2]
+        assert payload is not None
+        return payload.counts[1]
 
     @property
     def idle(self) -> bool:
         """True between frames: the stream may end here without losing one."""
-        return self._frame is None and not self._head
+        rest, position, payload, _, _ = self._state
+        return payload is None and position == len(rest)
 
-    def _read_header(self) -> None:
-        fields = HEADER.unpack(self._head)
-        magic, version, kind, _, buffers, ranks, _, _, _, body = fields
+    def _next(self, data: bytes, position: int) -> tuple[Frame, int] | None:
+        """The frame at a position and where the next one begins; None if more bytes are needed.
+
+        Of a large one only memory is made: then the position is -1.
+        """
+        left = len(data) - position
+        if left < HEADER.size:
+            return None
+        fields = HEADER.unpack_from(data, position)
+        magic, version, number, flags, buffers, ranks, call, mesh, actor, size = fields
         if magic != MAGIC or version != VERSION:
-            raise FrameError(f"not a frame of this version: {bytes(self._head[:4])!r}")
-        if kind not in _KINDS or ranks > MAX_RANKS or body > MAX_SIZE:
-            raise FrameError(f"bad frame header: kind {kind}, {ranks} ranks, body of {body}")
-        self._fields = fields
-        self._need = HEADER.size + 4 * ranks + 8 * buffers
+            raise FrameError(f"not a frame of this version: {data[position : position + 4]!r}")
+        kind = _KINDS.get(number)
+        if kind is None or ranks > MAX_RANKS or size > MAX_SIZE:
+            raise FrameError(f"bad frame header: kind {number}, {ranks} ranks, body of {size}")
+        start = position + HEADER.size
+        if not ranks and not buffers:
+            frame = Frame(kind, b"", (), call, mesh, actor, (), flags)
+            sizes: tuple[int, ...] = ()
+        else:
+            table = 4 * ranks + 8 * buffers
+            if left < HEADER.size + table:
+                return None
+            numbers = struct.unpack_from(f"<{ranks}I{buffers}Q", data, start)
+            sizes = numbers[ranks:]
+            if sizes and max(sizes) > MAX_SIZE:
+                raise FrameError(f"bad frame header: buffers of {sizes} bytes")
+            start += table
+            frame = Frame(kind, b"", (), call, mesh, actor, numbers[:ranks], flags)
+        end = start + size + sum(sizes)
+        if end - len(data) >= _SMALL:
+            self._begin(frame, size, sizes, data, start)
+            return frame, -1
+        if end > len(data):
+            return None
+        frame.body = data[start : start + size]
+        if sizes:
+            start += size
+            frame.buffers = parts = []
+            for length in sizes:
+                parts.append(bytearray(data[start : start + length]))
+                start += length
+        return frame, end
 
-    def _read_lengths(self) -> None:
-        assert self._fields is not None
-        _, _, kind, _, buffers, ranks, call, mesh, actor, body = self._fields
-        numbers = struct.unpack_from(f"<{ranks}I{buffers}Q", self._head, HEADER.size)
-        sizes = numbers[ranks:]
-        if any(size > MAX_SIZE for size in sizes):
-            raise FrameError(f"bad frame header: buffers of {sizes} bytes")
-        payload = [bytearray(size) for size in sizes]
-        whole = bytearray(body)
-        self._segments = [segment for segment in (whole, *payload) if segment]
-        self._index = self._offset = 0
-        self._frame = Frame(_KINDS[kind], whole, payload, call, mesh, actor, numbers[:ranks])
+    def _begin(
+        self, frame: Frame, size: int, sizes: tuple[int, ...], data: bytes, start: int
+    ) -> None:
+        body = bytearray(size)
+        frame.buffers = buffers = [bytearray(length) for length in sizes]
+        frame.body = body
+        segments = [segment for segment in (body, *buffers) if segment]
+        self._state = (data, start, _Payload(frame, segments), *self._state[3:])
 
-    def _finish(self) -> Frame:
-        frame = self._frame
-        assert frame is not None
-        self._frame = self._fields = None
-        self._segments = []
-        self._head = bytearray()
-        self._need = HEADER.size
-        return frame
+    def _fill(self, payload: _Payload) -> bool:
+        """Move bytes into a payload's memory; true when it is complete."""
+        data, position, _, incoming, fds = self._state
+        while (missing := payload.missing()) is not None:
+            take = min(len(missing), len(data) - position)
+            if take == 0:
+                return False
+            missing[:take] = memoryview(data)[position : position + take]
+            received = payload.counts[0] + take
+            position += take
+            moved = _Payload(payload.frame, payload.segments)
+            moved.counts = (received, [])
+            payload = moved
+            self._state = (data, position, moved, incoming, fds)
+        return True

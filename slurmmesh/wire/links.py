@@ -6,6 +6,7 @@ has proved who it is, no byte of it is decoded.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import itertools
@@ -15,11 +16,11 @@ import ssl
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
-from slurmmesh.wire.frames import Frame, FrameDecoder
+from slurmmesh.wire.frames import Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import handshake_error
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
 
@@ -27,9 +28,10 @@ HANDSHAKE_TIMEOUT_S = 20.0
 HIGH_WATER = 64 << 20
 """Bytes queued on a link from which on a sending thread waits for the peer to read."""
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 _READS_A_TURN = 64
 _MAX_PARTS = 64
+_ROOM_FOR_FDS = socket.CMSG_SPACE(4 * 64)
 
 
 class Link:
@@ -39,11 +41,13 @@ class Link:
     set), ``on_frame(link, frame)`` for each frame in order, ``on_close(link, reason)`` once,
     after the last frame. Frames may be sent from any thread and keep the order of calls.
 
-    A signal handler may raise in the middle of a send, or send itself: what is queued and how
-    much of it is sent change in single steps that no handler can split.
+    A signal handler may raise in the middle of a send or of a receive, or send itself: what is
+    queued, how much of it is sent and what has come change in single steps that no handler can
+    split. A frame at whose handling it raised is handed over again.
 
     Args:
         authenticate: names the peer of the finished handshake, or raises IdentityError.
+        first: of all links that have frames at one time, this one is read before the others.
     """
 
     def __init__(
@@ -55,21 +59,24 @@ class Link:
         on_frame: Callable[[Link, Frame], Any],
         on_open: Callable[[Link], Any] = lambda link: None,
         on_close: Callable[[Link, str], Any] = lambda link, reason: None,
+        first: bool = False,
     ) -> None:
         self.peer = ""
         self.closed = False
         self._reactor = reactor
         self._sock = sock
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._is_unix = sock.family == socket.AF_UNIX
         self._authenticate = authenticate
         self._on_frame, self._on_open, self._on_close = on_frame, on_open, on_close
+        self._first = first
         self._decoder = FrameDecoder()
-        self._staging = bytearray()  # a stranger gets no memory
         # One lock for both directions: OpenSSL allows one call at a time on a connection.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        # Parts to send, each with the position in the stream at which it ends.
-        self._queue: collections.deque[tuple[int, memoryview]] = collections.deque()
+        # What is to be sent, each part with the position in the stream at which it ends, and the
+        # descriptors that go with its first byte.
+        self._queue: collections.deque[tuple[int, Buffer, tuple[int, ...]]] = collections.deque()
         # Bytes sent: those up to some write, and those of each write since then.
         self._progress: tuple[int, list[int]] = (0, [])
         self._posting = 0
@@ -77,7 +84,7 @@ class Link:
         self._events = 0
         self._deadline: Timer | None = None
         sock.setblocking(False)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
+        if not self._is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _open_links.add(self)
 
@@ -101,6 +108,11 @@ class Link:
         except OSError:
             return ""
 
+    @property
+    def passes_fds(self) -> bool:
+        """Whether descriptors can go over it: both ends are on one machine."""
+        return self._is_unix
+
     def send(self, frame: Frame) -> None:
         """Send a frame. Afterwards the caller may change what its buffers are views of.
 
@@ -112,41 +124,56 @@ class Link:
         """
         self.wait_for_room(frame, self.post(frame))
 
-    def post(self, frame: Frame) -> int:
+    def post(self, frame: Frame, fds: tuple[int, ...] = ()) -> int:
         """Send what the socket takes now and queue the rest, without waiting.
+
+        Args:
+            fds: descriptors for the peer, where ``passes_fds``. They are the link's from here on,
+                which closes them.
 
         Returns the position in the stream at which the frame ends. Raises as ``send`` does.
         """
-        if self._posting == threading.get_ident():
+        me = threading.get_ident()
+        if self._posting == me:
             # We are in a signal handler that interrupted a post: what that is at must not change.
-            self._reactor.call_soon(self._post_late, frame)
+            self._reactor.call_soon(self._post_late, frame, fds)
             return 0
-        parts = [memoryview(part).cast("B") for part in frame.parts()]
+        parts = frame.parts(len(fds))
         with self._lock:
             try:
-                self._posting = threading.get_ident()
-                position = self._enqueue(parts)
+                self._posting = me
+                position = self._enqueue(parts, fds)
             finally:
                 self._posting = 0
             if self._queue:
                 self._reactor.call_soon(self._update_interest)
         return position
 
-    def _enqueue(self, parts: list[memoryview]) -> int:
+    def _enqueue(self, parts: list[Buffer], fds: tuple[int, ...]) -> int:
         if self.closed:
+            _close_all(fds)
             raise LinkClosed(f"the link to {self.peer or 'a peer'} is closed")
-        direct = not self._queue and self._may_write_here
-        ends = itertools.accumulate(map(len, parts), initial=self._end)
-        entries = list(zip(itertools.islice(ends, 1, None), parts, strict=True))
-        self._queue.extend(entries)
+        queue = self._queue
+        direct = not queue and self.peer
+        end = self._end
+        if len(parts) == 1:
+            end += len(parts[0])
+            queue.append((end, parts[0], fds))
+        else:
+            entries = []
+            for part in parts:
+                end += len(part)
+                entries.append((end, part, fds))
+                fds = ()
+            queue.extend(entries)
         if direct:
             with contextlib.suppress(OSError):  # a broken link is told by the reading side
                 self._flush()
-        return entries[-1][0]
+        return end
 
-    def _post_late(self, frame: Frame) -> None:
+    def _post_late(self, frame: Frame, fds: tuple[int, ...]) -> None:
         with contextlib.suppress(LinkClosed):
-            self.post(frame)
+            self.post(frame, fds)
 
     def wait_for_room(self, frame: Frame, position: int) -> None:
         """Wait as ``send`` does, after ``post`` of this frame gave this position."""
@@ -207,7 +234,6 @@ class Link:
             peer = self._authenticate(self._sock)
         except Exception as error:  # whatever it is, this peer has not proved itself
             return self._shut(str(error))
-        self._staging = bytearray(_CHUNK)
         with self._lock:
             self.peer = peer
         self._events = 0  # so that the watch below replaces the handshake's callback
@@ -233,10 +259,25 @@ class Link:
 
     def _receive(self) -> bool:
         """Read once. False when nothing more is there now."""
-        space = self._decoder.space()
+        decoder = self._decoder
+        space = decoder.space()
         try:
-            with self._lock:
-                count = self._sock.recv_into(self._staging if space is None else space)
+            # Read and note in one step of the interpreter.
+            if self._tls is not None:
+                came = self._receive_tls(space)
+            elif space is not None:
+                counts = decoder.counts
+                counts.extend(map(self._sock.recv_into, (space,)))
+                came = counts[-1] > 0
+            else:
+                incoming = decoder.incoming
+                if self._is_unix:
+                    incoming.extend(map(self._sock.recvmsg, (_CHUNK,), (_ROOM_FOR_FDS,)))
+                else:
+                    incoming.extend(
+                        zip(map(self._sock.recv, (_CHUNK,)), *_NO_ANCILLARY, strict=False)
+                    )
+                came = len(incoming[-1][0]) > 0
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except ssl.SSLWantWriteError:
@@ -245,18 +286,11 @@ class Link:
         except OSError as error:
             self._shut(f"broken: {error}")
             return False
-        if count == 0:
-            self._shut(
-                "closed by the peer" if self._decoder.idle else "cut in the middle of a frame"
-            )
+        if not came:
+            self._shut("closed by the peer" if decoder.idle else "cut in the middle of a frame")
             return False
         try:
-            frames = (
-                self._decoder.feed(memoryview(self._staging)[:count])
-                if space is None
-                else self._decoder.filled(count)
-            )
-            for frame in frames:
+            for frame in decoder.feed():
                 self._reactor.guard(self._on_frame, self, frame)
                 if self.closed:
                     return False
@@ -264,6 +298,21 @@ class Link:
             self._shut(str(error) or "no memory for a frame")
             return False
         return True
+
+    def _receive_tls(self, space: memoryview | None) -> bool:
+        # Below the socket's own methods, whose many steps a signal handler can split.
+        tls: Any = self._tls._sslobj  # type: ignore[union-attr]
+        decoder = self._decoder
+        with self._lock:
+            try:
+                if space is not None:
+                    counts = decoder.counts
+                    counts.extend(map(tls.read, (len(space),), (space,)))
+                    return counts[-1] > 0
+                decoder.incoming.extend(zip(map(tls.read, (_CHUNK,)), *_NO_ANCILLARY, strict=False))
+                return len(decoder.incoming[-1][0]) > 0
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                return False
 
     def _writable(self) -> None:
         if self.closed:
@@ -282,46 +331,47 @@ class Link:
     @property
     def _sent(self) -> int:
         base, writes = self._progress
-        return base + sum(writes)
+        return base + sum(writes) if writes else base
 
     @property
     def _end(self) -> int:
         """Position at which all that was ever queued ends. With the lock held."""
         return self._queue[-1][0] if self._queue else self._sent
 
-    @property
-    def _may_write_here(self) -> bool:
-        """Whether the calling thread may write to the socket itself."""
-        if not self.peer:
-            return False
-        # A handler that raises out of the many steps of an SSLSocket's write leaves us in the
-        # dark about what it wrote, and handlers run on the main thread.
-        return self._tls is None or threading.current_thread() is not threading.main_thread()
-
     def _flush(self) -> None:
         """Send as much of the queue as the socket takes. With the lock held."""
+        queue = self._queue
         with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            while self._drop_sent():
+            while True:
+                sent = self._sent
+                while queue and queue[0][0] <= sent:
+                    _close_all(queue[0][2])
+                    queue.popleft()
+                self._progress = (sent, [])
+                if not queue:
+                    return
                 # Write and note in one step of the interpreter.
-                self._progress[1].extend(map(self._write, (self._next_parts(),)))
+                self._progress[1].extend(self._write(sent))
 
-    def _drop_sent(self) -> bool:
-        """Take what is sent out of the queue; false if nothing is left."""
-        sent = self._sent
-        while self._queue and self._queue[0][0] <= sent:
-            self._queue.popleft()
-        self._progress = (sent, [])
-        return bool(self._queue)
-
-    def _next_parts(self) -> list[memoryview]:
-        end, first = self._queue[0]
-        rest = itertools.islice(self._queue, 1, _MAX_PARTS)
-        return [first[len(first) - (end - self._sent) :], *(part for _, part in rest)]
-
-    @property
-    def _write(self) -> Callable[[list[memoryview]], int]:
-        tls = self._tls
-        return self._sock.sendmsg if tls is None else lambda parts: tls.send(parts[0])
+    def _write(self, sent: int) -> Iterable[int]:
+        """A write of what comes next, which takes place when it is asked for its count."""
+        end, first, fds = self._queue[0]
+        begin = len(first) - (end - sent)
+        if begin:
+            first = memoryview(first)[begin:]
+        if self._tls is not None:
+            return map(self._tls._sslobj.write, (first,))  # type: ignore[attr-defined]
+        if fds and not begin:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            return map(self._sock.sendmsg, ([first],), ([rights],))
+        if len(self._queue) == 1:
+            return map(self._sock.send, (first,))
+        parts = [first]
+        for _, part, fds in itertools.islice(self._queue, 1, _MAX_PARTS):
+            if fds:
+                break
+            parts.append(part)
+        return map(self._sock.sendmsg, (parts,))
 
     def _update_interest(self) -> None:
         if not self.closed and self.peer:
@@ -331,17 +381,17 @@ class Link:
         if events != self._events or not self.peer:
             self._events = events
             callback = self._ready if self.peer else self._handshake
-            self._reactor.watch(self._sock.fileno(), events, callback)
+            self._reactor.watch(self._sock.fileno(), events, callback, self._first)
 
     def _shut(self, reason: str) -> None:
         if self.closed:
             return
         with self._lock:
             self.closed = True
-            self._queue.clear()
+            self._drop_queue()
             self._room.notify_all()
         _open_links.discard(self)
-        self._staging = bytearray()
+        _close_all(self._decoder.forsake())
         if self._deadline is not None:
             self._deadline.cancel()
         self._reactor.unwatch(self._sock.fileno())
@@ -354,11 +404,23 @@ class Link:
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self.closed = True
-        self._queue.clear()
+        self._drop_queue()
         with contextlib.suppress(OSError):
             self._sock.close()
 
+    def _drop_queue(self) -> None:
+        for _, _, fds in self._queue:
+            _close_all(fds)
+        self._queue.clear()
 
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+_NO_ANCILLARY: tuple[Any, ...] = (([],), (0,), (None,))
+"""What ``recvmsg`` would give besides the bytes."""
 _open_links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 

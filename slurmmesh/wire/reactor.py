@@ -1,8 +1,8 @@
 """A small event loop: descriptors, timers, and calls from other threads.
 
-One thread runs it. The controller and each proc run one in a thread of their own, a host
-agent in its main thread. Callbacks must not block; one that raises is reported to
-``on_error`` and the loop goes on.
+One thread at a time runs it: a host agent in its main thread, the controller in a thread of its
+own, and where calls are to be quick whoever waits for news (``wire/driver.py``). Callbacks must
+not block; one that raises is reported to ``on_error`` and the loop goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import heapq
 import itertools
 import os
-import selectors
+import select
 import sys
 import threading
 import time
@@ -21,8 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
+READ = 1
+WRITE = 2
 
 _LONGEST_WAIT_S = 3600.0
 """The kernel takes no wait of any length; waking once an hour costs nothing."""
@@ -75,15 +75,22 @@ class Reactor:
     ) -> None:
         self.clock = clock
         self._on_error = on_error
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
         self._watched: dict[int, Callable[[int], Any]] = {}
+        self._first: set[int] = set()
+        self._before_wait: list[Callable[[], Any]] = []
+        self.turns = 0
+        """How often it has looked for news."""
+        self.waiting = False
+        """Whether a thread waits for news in here."""
+        self.raising = False
         self._calls: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = itertools.count()
         self._thread: int | None = None
-        self._stopping = False
+        self.stopping = False
         # Reentrant: a signal handler may come in between and call as well.
         self._wake_lock = threading.RLock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,31 +102,53 @@ class Reactor:
         """True in the thread that runs the loop."""
         return self._thread == threading.get_ident()
 
-    def watch(self, fd: int, events: int, callback: Callable[[int], Any]) -> None:
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is news: one loop may be watched by another."""
+        return self._epoll.fileno()
+
+    def watch(
+        self, fd: int, events: int, callback: Callable[[int], Any], first: bool = False
+    ) -> None:
         """Call ``callback(events)`` when ``fd`` is readable or writable; replaces an earlier one.
 
         Only in the loop's thread, or before it runs. ``events`` 0 stops watching.
+
+        Args:
+            first: of all that is ready at one time, this comes before the others.
         """
         if not events:
             self.unwatch(fd)
             return
-        change = self._selector.modify if fd in self._watched else self._selector.register
-        change(fd, events)
+        mask = (select.EPOLLIN if events & READ else 0) | (select.EPOLLOUT if events & WRITE else 0)
+        change = self._epoll.modify if fd in self._watched else self._epoll.register
+        change(fd, mask)
         self._watched[fd] = callback
+        (self._first.add if first else self._first.discard)(fd)
 
     def unwatch(self, fd: int) -> None:
         """Stop watching ``fd``; no matter if it was not watched."""
         if self._watched.pop(fd, None) is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(fd)
+            self._first.discard(fd)
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(fd)
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` in the loop's thread. From any thread."""
         self._calls.append((callback, args))
         if not self.in_thread:
-            # The lock keeps the byte from going to a descriptor reused after the loop closed.
-            with self._wake_lock, contextlib.suppress(OSError):  # full: a wake-up is under way
-                os.write(self._wake_write, b"\0")
+            self.wake()
+
+    def before_wait(self, callback: Callable[[], Any]) -> None:
+        """Run ``callback()`` once before a thread next waits for news. From any thread."""
+        self._before_wait.append(callback)
+        if self.waiting and not self.in_thread:
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the thread that waits for news look at once. From any thread."""
+        # The lock keeps the byte from going to a descriptor reused after the loop closed.
+        with self._wake_lock, contextlib.suppress(OSError):  # full: a wake-up is under way
+            os.write(self._wake_write, b"\0")
 
     def call_later(self, delay: float, callback: Callable[[], Any]) -> Timer:
         """Run ``callback`` in ``delay`` seconds. Only in the loop's thread, or before it runs."""
@@ -129,52 +158,86 @@ class Reactor:
 
     def run(self) -> None:
         """Run until :meth:`stop`, then close the loop's own descriptors."""
+        self.enter()
+        try:
+            while not self.stopping:
+                self.turn()
+        finally:
+            self.leave()
+            self.close()
+
+    def enter(self) -> None:
+        """The calling thread runs the loop from here on, until :meth:`leave`."""
         self._thread = threading.get_ident()
         _here.runs_loop = True
-        try:
-            while not self._stopping:
-                self._turn()
-        finally:
-            self._thread = None
-            _here.runs_loop = False
-            self._close()
+
+    def leave(self) -> None:
+        """The calling thread no longer runs the loop."""
+        self._thread = None
+        _here.runs_loop = False
 
     def stop(self) -> None:
         """End :meth:`run` after the callbacks of this turn. From any thread."""
         self.call_soon(self._stop)
 
     def _stop(self) -> None:
-        self._stopping = True
+        self.stopping = True
 
-    def _turn(self) -> None:
-        ready = [
-            (key.fd, self._watched[key.fd], events)
-            for key, events in self._selector.select(self._wait_time())
-        ]
-        for fd, watcher, events in ready:
-            # An earlier callback of this turn may have closed it, or opened another in its place.
-            if self._watched.get(fd) is watcher:
-                self.guard(watcher, events)
+    def turn(self, timeout: float | None = None) -> None:
+        """Wait for news, at most ``timeout`` seconds, and run what it calls for."""
+        # Announced first: what is to be done before the wait and comes too late wakes us.
+        self.waiting = True
+        try:
+            while self._before_wait:
+                self.guard(self._before_wait.pop())
+            ready = self._epoll.poll(self._wait_time(timeout))
+        finally:
+            self.waiting = False
+        self.turns += 1
+        if len(ready) > 1 and self._first:
+            ready.sort(key=lambda each: each[0] not in self._first)
+        if len(ready) == 1:
+            fd, mask = ready[0]
+            watcher = self._watched.get(fd)
+            if watcher is not None:
+                self.guard(watcher, _events(mask))
+        else:
+            watchers = [(fd, mask, self._watched.get(fd)) for fd, mask in ready]
+            for fd, mask, watcher in watchers:
+                # An earlier callback of this turn may have closed it, or opened another instead.
+                if watcher is not None and self._watched.get(fd) is watcher:
+                    self.guard(watcher, _events(mask))
         for _ in range(len(self._calls)):
             callback, args = self._calls.popleft()
             self.guard(callback, *args)
+        if self._timers:
+            self._fire()
+
+    def _fire(self) -> None:
         now = self.clock()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if not timer.cancelled:
                 self.guard(timer.callback)
 
-    def _wait_time(self) -> float | None:
-        if self._calls:
+    def _wait_time(self, timeout: float | None) -> float | None:
+        if self._calls or self._before_wait:
             return 0
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
-        if not self._timers:
-            return None
-        return min(_LONGEST_WAIT_S, max(0.0, self._timers[0][0] - self.clock()))
+        if self._timers:
+            left = min(_LONGEST_WAIT_S, max(0.0, self._timers[0][0] - self.clock()))
+            return left if timeout is None else min(left, timeout)
+        return timeout
 
     def guard(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Run a callback; what it raises goes to ``on_error`` and no further."""
+        """Run a callback; what it raises goes to ``on_error`` and no further.
+
+        Unless ``raising`` is set: then a signal handler may raise through it.
+        """
+        if self.raising:
+            callback(*args)
+            return
         try:
             callback(*args)
         except BaseException:  # SystemExit too: all that the loop serves would hang without it
@@ -185,10 +248,11 @@ class Reactor:
             while len(os.read(self._wake_read, 4096)) == 4096:
                 pass
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the loop's own descriptors; when no thread runs it."""
         _open_reactors.discard(self)
         self._watched.clear()
-        self._selector.close()
+        self._epoll.close()
         with self._wake_lock:
             for fd in (self._wake_read, self._wake_write):
                 if fd >= 0:
@@ -198,7 +262,13 @@ class Reactor:
     def _forget(self) -> None:
         """In a forked child: its loop is the parent's, and no thread here runs it."""
         self._wake_lock = threading.RLock()
-        self._close()
+        self.close()
+
+
+def _events(mask: int) -> int:
+    """READ, WRITE or both of what the kernel tells; what is broken is readable."""
+    events = WRITE if mask & select.EPOLLOUT else 0
+    return events | READ if mask & ~select.EPOLLOUT else events
 
 
 _open_reactors: weakref.WeakSet[Reactor] = weakref.WeakSet()

@@ -1,0 +1,267 @@
+"""Which thread runs a loop: one that waits for news of it, or else one in the background.
+
+A thread that waits for an answer reads the socket itself, so that no other thread has to be
+woken to hand it over. Others that wait meanwhile follow the one that leads. When none waits, a
+thread in the background takes the loop, a little later, so that it is not in the way between
+two calls; it sleeps while somebody leads, and does not poll.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from slurmmesh.wire.reactor import Reactor, in_loop_thread
+
+TICK_S = 0.002
+"""So long nobody must have run the loop before the thread in the background does."""
+_PATIENCE_S = 0.1
+"""How long the background may take to leave; then somebody else has the loop."""
+_DROWSY = 8
+"""After so many ticks without news the background sleeps until whoever leads has some."""
+
+
+class Awaited(Protocol):
+    """What can be waited for."""
+
+    def done(self) -> bool:
+        """Whether it is there."""
+
+    def add_waker(self, wake: Callable[[], Any]) -> None:
+        """Have ``wake()`` called once it is there, at once if it is; from any thread."""
+
+    def remove_waker(self, wake: Callable[[], Any]) -> None:
+        """Take that back; no matter if it was called."""
+
+
+class _Bell:
+    """One thread waits for it, others ring it; rung twice is rung once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._lock.acquire(timeout=-1 if timeout is None else timeout)
+
+
+class Driver:
+    """Runs one loop in turns with whoever waits for its news.
+
+    Args:
+        name: of the thread in the background.
+    """
+
+    def __init__(self, reactor: Reactor, name: str) -> None:
+        self.reactor = reactor
+        self._name = name
+        self._turn = threading.RLock()  # reentrant only so that its owner can be told
+        self._background_leads = False
+        self._wanted = 0
+        self._followers: collections.deque[_Bell] = collections.deque()
+        self._asleep = False
+        self._bell = _Bell()
+        self._thread: threading.Thread | None = None
+        _open_drivers.add(self)
+
+    def start(self) -> None:
+        """Start the thread in the background."""
+        self._thread = threading.Thread(target=self._background, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, and the loop. Not in a callback."""
+        self.reactor.stop()
+        self._wake_background()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self, awaited: Awaited, timeout: float | None = None) -> bool:
+        """Wait until it is done, running the loop if no other thread that waits does.
+
+        Args:
+            timeout: in seconds.
+
+        Returns:
+            whether it is done.
+
+        Raises:
+            RuntimeError: called in a callback of the loop.
+        """
+        if awaited.done():
+            return True
+        if in_loop_thread():
+            raise RuntimeError("a callback waits here for the thread it runs in")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not awaited.done():
+                if self.reactor.stopping:
+                    self._sleep(awaited, _Bell(), deadline)
+                elif self._turn.acquire(False) or self._displace_background():
+                    self._lead(awaited, deadline)
+                else:
+                    self._follow(awaited, deadline)
+                if deadline is not None and time.monotonic() >= deadline:
+                    break
+        finally:
+            self._give_back()
+        return awaited.done()
+
+    def try_turn(self) -> None:
+        """Look for news without waiting, if no thread runs the loop. For other event loops."""
+        try:
+            if self._turn.acquire(False) and not self.reactor.stopping:
+                self.reactor.enter()
+                self.reactor.turn(0)
+        finally:
+            self._give_back()
+
+    def free_from_background(self) -> None:
+        """Have the background leave the loop to whoever comes within the next tick."""
+        try:
+            self._displace_background()
+        finally:
+            self._give_back()
+
+    def _lead(self, awaited: Awaited, deadline: float | None) -> None:
+        reactor = self.reactor
+        reactor.enter()
+        reactor.raising = threading.current_thread() is threading.main_thread()
+        awaited.add_waker(self._wake_leader)
+        left: float | None = None
+        try:
+            while not awaited.done() and not reactor.stopping:
+                if deadline is not None and (left := deadline - time.monotonic()) <= 0:
+                    break
+                reactor.turn(left)
+        finally:
+            awaited.remove_waker(self._wake_leader)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give up the lead if this thread has it, in whatever moment it was interrupted."""
+        if not self._turn._is_owned():  # type: ignore[attr-defined]
+            return
+        if self._asleep:
+            self._wake_background()
+        self.reactor.raising = False
+        self.reactor.leave()
+        self._turn.release()
+        self._next_leader()
+
+    def _next_leader(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._followers.popleft().ring()
+
+    def _follow(self, awaited: Awaited, deadline: float | None) -> None:
+        """Wait until it is done, or until this thread may lead."""
+        bell = _Bell()
+        self._followers.append(bell)
+        try:
+            # It may have become free before we stood in the line: then nobody would call us.
+            if not self._is_free():
+                self._sleep(awaited, bell, deadline)
+        finally:
+            try:
+                self._followers.remove(bell)
+            except ValueError:
+                # Called to lead. If that is not wanted any more, it is the next one's turn.
+                if awaited.done():
+                    self._next_leader()
+
+    def _sleep(self, awaited: Awaited, bell: _Bell, deadline: float | None) -> None:
+        awaited.add_waker(bell.ring)
+        try:
+            if not awaited.done():
+                bell.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        finally:
+            awaited.remove_waker(bell.ring)
+
+    def _is_free(self) -> bool:
+        if not self._turn.acquire(False):
+            return False
+        self._turn.release()
+        return True
+
+    def _displace_background(self) -> bool:
+        """Take the lead from the background; false if it has not got it."""
+        if not self._background_leads:
+            return False
+        self._wanted += 1
+        try:
+            self.reactor.wake()
+            return self._turn.acquire(timeout=_PATIENCE_S)
+        finally:
+            self._wanted -= 1
+
+    def _wake_leader(self) -> None:
+        if not self.reactor.in_thread:
+            self.reactor.wake()
+
+    def _wake_background(self) -> None:
+        self._asleep = False
+        self._bell.ring()
+
+    # -- the thread in the background -----------------------------------------------------------
+
+    def _background(self) -> None:
+        reactor = self.reactor
+        seen, quiet = -1, 0
+        while not reactor.stopping:
+            if reactor.turns != seen:
+                seen, quiet = reactor.turns, 0
+            elif self._turn.acquire(False):
+                self._run_in_background()
+                seen = -1
+            else:
+                quiet += 1
+            if quiet < _DROWSY:
+                self._bell.wait(TICK_S)
+                continue
+            self._asleep = True
+            if reactor.turns == seen and not self._is_free():
+                self._bell.wait()
+            self._asleep = False
+            quiet = 0
+        with self._turn:
+            reactor.close()
+
+    def _run_in_background(self) -> None:
+        reactor = self.reactor
+        self._background_leads = True
+        try:
+            reactor.enter()
+            while not reactor.stopping and not self._wanted:
+                reactor.turn()
+        finally:
+            reactor.leave()
+            self._background_leads = False
+            self._turn.release()
+            self._next_leader()
+
+    def _forget(self) -> None:
+        """In a forked child: the loop is the parent's, and no thread here runs it."""
+        self._turn = threading.RLock()
+        self._background_leads = False
+        self._followers.clear()
+
+
+_open_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for driver in list(_open_drivers):
+        driver._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
