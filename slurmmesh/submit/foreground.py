@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from slurmmesh.linux import become_subreaper, die_with_parent, kill_group, sweep
 from slurmmesh.slurm.bootstrap import python_code
 from slurmmesh.slurm.job import SlurmJob
 from slurmmesh.submit.interrupts import Interrupts
-from slurmmesh.submit.stuck import leaves_if_stuck
+from slurmmesh.submit.stuck import leaves_if_stuck, tell_if_read
 
 # From the SIGTERM that ends a program's patience to SIGKILL.
 _LAST_GRACE_S = 5.0
@@ -27,6 +28,9 @@ class Foreground:
     Ctrl-C and SIGTERM are passed on to it alone: it ends its hosts in order. A second one, or
     ``stop_grace_s`` without an end, makes it harder: SIGTERM, then SIGKILL. If this process is
     killed the controller gets SIGTERM from the kernel.
+
+    Somebody has to look often for this: the main thread with ``is_over``, and another one with
+    ``is_over_unheard`` while the main thread may be waiting for a reader of our output.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Foreground:
         self._tell = tell
         self._steps: list[int] = []
         self._deadline = 0.0
+        self._lock = threading.RLock()  # of both; a handler may come while it is held
         become_subreaper()  # what the controller leaves behind comes to us, to be ended
         parent = os.getpid()
         try:
@@ -64,28 +69,36 @@ class Foreground:
             raise SetupError(f"the controller could not be started: {error}") from error
 
     def is_over(self) -> bool:
-        """Whether the controller has ended. Call it often: it also runs the escalation."""
+        """Whether the controller has ended; if it is late with that, makes it harder."""
+        return self._look(self._tell)
+
+    def is_over_unheard(self) -> bool:
+        """As ``is_over``, for a thread that must not wait for a reader of stderr."""
+        return self._look(tell_if_read)
+
+    def _look(self, tell: Callable[[str], None]) -> bool:
         if self._process.poll() is not None:
             return True
-        if self._steps and time.monotonic() > self._deadline:
-            self._harder()
+        with self._lock:
+            late = self._steps and time.monotonic() > self._deadline
+            done = self._harder() if late else None
+        if done:
+            tell(done)
         return False
-
-    def has_ended(self) -> bool:
-        """Whether the controller has ended, without more ado. For any thread."""
-        return self._process.poll() is not None
 
     def stop(self, signum: int) -> None:
         """Ask the controller to end in order; if it was asked before, make it harder.
 
         For a signal handler: another call may come in at any line.
         """
-        if self._steps:
-            self._harder()
-        else:
-            # The controller has no way to end in order by a SIGHUP.
-            self._send(signum if signum == signal.SIGINT else signal.SIGTERM)
-            self._tell("stopping the job; once more to hurry it")
+        with self._lock:
+            if self._steps:
+                done = self._harder()
+            else:
+                # The controller has no way to end in order by a SIGHUP.
+                self._send(signum if signum == signal.SIGINT else signal.SIGTERM)
+                done = "stopping the job; once more to hurry it"
+        self._tell(done)
 
     def finish(self) -> int:
         """End whatever is left; returns the controller's exit code as a shell tells it."""
@@ -94,19 +107,18 @@ class Foreground:
         sweep_children()
         return code if code >= 0 else 128 - code
 
-    def _harder(self) -> None:
+    def _harder(self) -> str:
+        """Returns what to tell of it."""
         if signal.SIGTERM not in self._steps:
             self._send(signal.SIGTERM)
-            self._tell("the job is not stopping by itself: sending it SIGTERM")
-        else:
-            self._send(signal.SIGKILL)
-            self._tell("the job is not stopping by itself: killing it")
+            return "the job is not stopping by itself: sending it SIGTERM"
+        self._send(signal.SIGKILL)
+        return "the job is not stopping by itself: killing it"
 
     def _send(self, signum: int) -> None:
-        first = not self._steps
-        self._steps.append(signum)
-        grace_s = self._settings.stop_grace_s if first else _LAST_GRACE_S
+        grace_s = _LAST_GRACE_S if self._steps else self._settings.stop_grace_s
         self._deadline = time.monotonic() + grace_s
+        self._steps.append(signum)
         self._process.send_signal(signum)
 
 
@@ -136,7 +148,7 @@ def run(
         return interrupts.exit_code
 
     try:
-        with leaves_if_stuck(interrupts, foreground.has_ended, leave):
+        with leaves_if_stuck(interrupts, foreground.is_over_unheard, leave):
             follow(folder, foreground.is_over)
             while not foreground.is_over():
                 time.sleep(0.05)

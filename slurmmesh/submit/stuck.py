@@ -21,13 +21,14 @@ def leaves_if_stuck(
 ) -> Iterator[None]:
     """Ends this process if the block goes on after a second interrupt.
 
-    A write that nobody reads goes on after a signal's handler. Once ``may_leave`` says so, and 2
-    seconds later, ``leave`` is called in another thread; the process exits with what it returns.
+    A write that nobody reads goes on after a signal's handler. Once ``may_leave``, which is asked
+    often, says so, and 2 seconds later, ``leave`` is called; the process exits with what it
+    returns. Both are called in another thread.
     """
     over = threading.Event()
 
     def watch() -> None:
-        while len(interrupts.received) < 2 or not may_leave():
+        while not may_leave() or len(interrupts.received) < 2:
             if over.wait(_LOOK_EVERY_S):
                 return
         if not over.wait(_GRACE_S):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,15 +144,21 @@ time.sleep(600)
 
 
 def two_interrupts(
-    command: Any, wait_until: Callable[[Callable[[], object]], None], *words: str
+    command: Any,
+    wait_until: Callable[[Callable[[], object]], None],
+    *words: str,
+    script: str = SHOUT,
 ) -> tuple[int, str]:
     """Exit code and stderr of a command whose output is not read, interrupted twice."""
-    command.script(SHOUT)
+    command.script(script)
     process = command.start(*words, "program.py")
     wait_until(lambda: (command.folder / "all said").exists())
     wait_until(lambda: unread(process.stdout.fileno()) > 50_000)  # of the 64 KiB of a pipe
+    wait_until(lambda: waits_to_write(process.pid))
+    waits = waits_to_write(process.pid)
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: not pending(process.pid))
+    # Two at once are one: it must be back from the handler of the first.
+    wait_until(lambda: waits_to_write(process.pid) > waits)
     process.send_signal(signal.SIGINT)
     code = process.wait(60)
     return code, process.stderr.read()
@@ -162,11 +169,13 @@ def unread(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def pending(pid: int) -> bool:
-    """Whether a signal to the process has not been taken yet."""
-    with open(f"/proc/{pid}/status") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["ShdPnd"], 16) != 0
+def waits_to_write(pid: int) -> int:
+    """How often a process has begun to wait for something; 0 while that is no reader of a pipe."""
+    fields = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    writes = Path(f"/proc/{pid}/wchan").read_text().endswith("pipe_write")
+    return int(fields["voluntary_ctxt_switches"]) if writes else 0
 
 
 def test_a_second_interrupt_ends_a_job_here_whose_output_is_not_read(
@@ -174,6 +183,24 @@ def test_a_second_interrupt_ends_a_job_here_whose_output_is_not_read(
 ) -> None:
     code, told = two_interrupts(local, wait_until, "--cluster=local")
     assert code == 130, told
+    assert "not all output could be shown" in told
+
+
+DEAF = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_here_that_heeds_no_signal_is_killed_though_its_output_is_not_read(
+    local: Any, wait_until: Any
+) -> None:
+    code, told = two_interrupts(local, wait_until, "--cluster=local", script=DEAF + SHOUT)
+    assert code == 130, told
+    assert "sending it SIGTERM" in told
+    assert "killing it" in told
     assert "not all output could be shown" in told
 
 
