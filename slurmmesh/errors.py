@@ -224,6 +224,21 @@ class HostLost(SupervisionError):
         return type(self), (self.host, self.detail)
 
 
+class WorkspaceError(SlurmmeshError):
+    """A folder of code could not be read, or could not be copied to a host.
+
+    ``host`` names the host where one is to blame; there the copy of before still stands.
+    """
+
+    def __init__(self, message: str, host: str = "") -> None:
+        super().__init__(f"host {host}: {message}" if host else message)
+        self.message = message
+        self.host = host
+
+    def __reduce__(self) -> tuple[type[WorkspaceError], tuple[str, str]]:
+        return type(self), (self.message, self.host)
+
+
 class RestartBudgetSpent(SupervisionError):
     """A mesh failed more often than its restart intensity allows. The last cause is told."""
 
