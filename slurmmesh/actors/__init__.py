@@ -10,14 +10,19 @@ from slurmmesh.actors.context import (
 )
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ActorMesh, ProcEvent, ProcMesh
+from slurmmesh.actors.ports import Channel, Port, PortReceiver, RankedPortReceiver
 
 __all__ = [
     "Actor",
     "ActorMesh",
+    "Channel",
     "Context",
     "Future",
+    "Port",
+    "PortReceiver",
     "ProcEvent",
     "ProcMesh",
+    "RankedPortReceiver",
     "context",
     "current_actor_name",
     "current_rank",
