@@ -46,7 +46,7 @@ from slurmmesh.slurm.addresses import Choice, alone, parse_wish
 from slurmmesh.slurm.reach import choose_here
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import Credentials, client_context, peer_name
+from slurmmesh.wire.identity import Credentials, Revoked, client_context, peer_name
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import READ, Reactor, say
@@ -94,7 +94,7 @@ def dial(spec: DialSpec) -> int:
     sock = wrap(raw, client_context(credentials), server_side=False)
 
     def authenticate(connected: Any) -> str:
-        return peer_name(connected, role="controller")
+        return peer_name(connected, "controller")
 
     def place() -> Choice:
         others = [("the controller", controller)]
@@ -292,6 +292,14 @@ class HostAgent:
             else:
                 proc.signal(message.signum)
 
+    def _revoke(self, revoked: Revoked) -> None:
+        if self._welcome is None:
+            return  # it will come with them
+        self._welcome.credentials.revoked.add(revoked)
+        body, _ = dumps(revoked)
+        for proc in self._procs.values():
+            proc.send(Frame(Kind.CONTROL, body))
+
     def _select(self, mesh: int, ranks: tuple[int, ...]) -> list[HostedProc]:
         found = (self._procs.get((mesh, rank)) for rank in ranks)
         return [proc for proc in found if proc is not None]
@@ -399,6 +407,7 @@ class HostAgent:
         SpawnProcs: _spawn,
         StopProcs: _stop,
         SignalProcs: _signal,
+        Revoked: _revoke,
         Shutdown: _shutdown,
     }
 

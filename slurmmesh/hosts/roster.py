@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurmmesh._version import __version__
-from slurmmesh.errors import HostLost, LinkClosed, SetupError, SlurmmeshError
+from slurmmesh.errors import HostLost, IdentityError, LinkClosed, SetupError, SlurmmeshError
 from slurmmesh.hosts.fabric import warnings_about
 from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelcome, Shutdown
 from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import JobAuthority, peer_name, server_context
+from slurmmesh.wire.identity import JobAuthority
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.listener import Listener
 from slurmmesh.wire.reactor import Reactor, say
@@ -36,8 +36,6 @@ nothing of it may still run beside what takes its place.
 """
 AGENT_GRACE_S = 3.0
 """How long agents may take to be gone after the job's end, all together."""
-MAX_GUESTS = 256
-"""So many connections may be in their handshake; for a further one the oldest has to go."""
 _LAST_WORDS_S = 1.0
 
 
@@ -120,10 +118,10 @@ class Roster:
         self._on_host_frame = on_frame
         self._on_lost = on_lost
         self._emit = emit
-        self._guests: dict[Link, None] = {}  # accepted, but not known yet; the oldest first
         self._listeners: list[Listener] = []
         self._warned: set[str] = set()
         self._launching: threading.Thread | None = None
+        self._revoked_is_news = False
         self.leaving = False
         reactor.call_later(HEARTBEAT_S, self._check_hosts)
 
@@ -133,9 +131,17 @@ class Roster:
         Raises:
             SetupError: the address is not one of this machine.
         """
-        context = server_context(self.authority.issue("controller"))
         try:
-            listener = Listener(self._reactor, context, self._accept, address)
+            listener = Listener(
+                self._reactor,
+                self.authority.issue("controller"),
+                ("host",),
+                address,
+                admit=self._admit,
+                on_open=self._host_opened,
+                on_frame=self._on_frame,
+                on_close=self._on_close,
+            )
         except OSError as error:
             raise SetupError(f"cannot listen on {address or 'any address'}: {error}") from error
         self._listeners.append(listener)
@@ -230,6 +236,8 @@ class Roster:
     def close(self, grace_s: float) -> None:
         """Have all hosts end what they run and leave; end by force those that do not."""
         self.leaving = True
+        for listener in self._listeners:
+            self._reactor.call_soon(listener.close)
         if self._launching is not None:
             self._launching.join()
         with self._changed:
@@ -240,11 +248,9 @@ class Roster:
             self._changed.wait_for(
                 lambda: all(host.lost or host.link is None for host in self.hosts), grace_s + 2.0
             )
-        for listener in self._listeners:
-            self._reactor.call_soon(listener.close)
-        for link in [*(host.link for host in self.hosts), *self._guests]:
-            if link is not None:
-                link.close()
+        for host in self.hosts:
+            if host.link is not None:
+                host.link.close()
         agents = [host.launched for host in self.hosts if host.launched is not None]
         deadline = time.monotonic() + AGENT_GRACE_S
         late = [agent for agent in agents if not agent.wait(max(0, deadline - time.monotonic()))]
@@ -253,29 +259,13 @@ class Roster:
 
     # -- in the reactor's thread ---------------------------------------------------------------
 
-    def _accept(self, sock: socket.socket) -> None:
-        def authenticate(connected: Any) -> str:
-            return peer_name(connected, role="host")
-
-        link = Link(
-            self._reactor,
-            sock,
-            authenticate=authenticate,
-            on_open=self._host_opened,
-            on_frame=self._on_frame,
-            on_close=self._on_close,
-        )
-        if len(self._guests) >= MAX_GUESTS:
-            next(iter(self._guests)).close("it did not prove itself before many others came")
-        self._guests[link] = None
-        link.start()
+    def _admit(self, name: str) -> None:
+        host = self._by_identity.get(name)
+        if host is None or host.link is not None or self.leaving:
+            raise IdentityError(f"the peer is {name}, but no host of that name is awaited")
 
     def _host_opened(self, link: Link) -> None:
-        self._guests.pop(link, None)
-        host = self._by_identity.get(link.peer)
-        if host is None or host.link is not None or self.leaving:
-            link.close("no host of that name is awaited")
-            return
+        host = self._by_identity[link.peer]
         host.link = link
         host.heard = self._reactor.clock()
 
@@ -335,14 +325,7 @@ class Roster:
         )
 
     def _on_close(self, link: Link, reason: str) -> None:
-        self._guests.pop(link, None)
-        host = self._by_identity.get(link.peer)
-        if host is None or host.link is not link:
-            # A stranger, or one of ours whose handshake broke: it was told nothing.
-            if not self.leaving:
-                say(f"slurmmesh: refused a connection: {reason}")
-            return
-        self._lose(host, reason)
+        self._lose(self._by_identity[link.peer], reason)
 
     def _lose(self, host: HostRecord, reason: str) -> None:
         with self._changed:
@@ -356,7 +339,21 @@ class Roster:
         if not self.leaving:
             self._emit("host_lost", host=host.index, name=host.name, cause=reason)
             say(f"slurmmesh: {host.lost}")
+            self._revoke(host)
         self._on_lost(host, reason)
+
+    def _revoke(self, host: HostRecord) -> None:
+        """Let no member believe what this host may still say; of hosts lost together at once."""
+        self.authority.revoke(host.identity)
+        if not self._revoked_is_news:
+            self._revoked_is_news = True
+            self._reactor.call_soon(self._tell_revoked)
+
+    def _tell_revoked(self) -> None:
+        self._revoked_is_news = False
+        for host in self.hosts:
+            if host.lost is None:
+                self.tell(host, self.authority.revoked)
 
     def _check_hosts(self) -> None:
         now = self._reactor.clock()

@@ -18,7 +18,7 @@ import re
 import ssl
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,29 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JOB_ID = re.compile(r"[\x21-\x7e]{1,64}")
 
 
+class Revoked:
+    """Names of members that are members no longer, however good their certificates.
+
+    One object is shared by all in a process that goes by the same credentials: what is added is
+    known to each of its connections at once. A pickled copy knows what was revoked until then;
+    the controller sends one to its hosts, and they to their procs, whenever there is news.
+    A name that is revoked is never certified again.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(names)
+
+    def add(self, names: Iterable[str]) -> None:
+        """Revoke these too. From one thread at a time; others may look meanwhile."""
+        self._names |= frozenset(names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+
 @dataclass(frozen=True)
 class Credentials:
     """What one member needs to prove itself and to judge others. The key is never printed.
@@ -50,11 +73,13 @@ class Credentials:
         ca_pem: the certificate of the job's authority.
         cert_key_pem: the member's certificate and private key.
         name: the member's name, as certified.
+        revoked: whom to refuse all the same. It is not written to files.
     """
 
     ca_pem: bytes
     cert_key_pem: bytes = field(repr=False)
     name: str
+    revoked: Revoked = field(default_factory=Revoked, repr=False, compare=False)
 
     def write(self, folder: Path | str) -> Path:
         """Write ``ca.pem`` and ``<name>.pem`` (0600) to ``folder``; return the latter's path.
@@ -95,6 +120,9 @@ class JobAuthority:
         clock: seconds since the epoch. Certificates begin an hour before, so that a node
             whose clock is behind accepts them.
 
+    Attributes:
+        revoked: known to all that this authority certifies in this process.
+
     Raises:
         UsageError: a job id that cannot be certified, or a lifetime that is not positive.
     """
@@ -114,6 +142,7 @@ class JobAuthority:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         self.job_id = job_id
+        self.revoked = Revoked()
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -122,12 +151,15 @@ class JobAuthority:
     def issue(self, name: str) -> Credentials:
         """New credentials for a member of this name, with a key of their own.
 
-        Raises UsageError if the name is not 1 to 64 letters, digits, ``.``, ``_`` or ``-``.
+        Raises UsageError if the name is not 1 to 64 letters, digits, ``.``, ``_`` or ``-``, or
+        is revoked.
         """
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric import ec
 
         _file_of(name)
+        if name in self.revoked:
+            raise UsageError(f"{name} is revoked in this job and cannot be certified again")
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._certify(name, key.public_key(), is_authority=False)
         key_pem = key.private_bytes(
@@ -135,8 +167,15 @@ class JobAuthority:
         )
         pem = form.Encoding.PEM
         return Credentials(
-            self._certificate.public_bytes(pem), certificate.public_bytes(pem) + key_pem, name
+            self._certificate.public_bytes(pem),
+            certificate.public_bytes(pem) + key_pem,
+            name,
+            self.revoked,
         )
+
+    def revoke(self, name: str) -> None:
+        """Do not let this member in any more, and certify nobody under its name again."""
+        self.revoked.add([name])
 
     def _certify(
         self, name: str, public_key: EllipticCurvePublicKey, *, is_authority: bool
@@ -193,9 +232,10 @@ class JobAuthority:
 
 
 class JobContext(ssl.SSLContext):
-    """An SSL context that knows the job it is for."""
+    """An SSL context that knows the job it is for, and who is no member of it any more."""
 
     job_id: str
+    revoked: Revoked
 
 
 def server_context(credentials: Credentials) -> JobContext:
@@ -218,15 +258,16 @@ def client_context(credentials: Credentials) -> JobContext:
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
 
 
-def peer_name(connection: ssl.SSLObject | ssl.SSLSocket, role: str | None = None) -> str:
+def peer_name(connection: ssl.SSLObject | ssl.SSLSocket, *roles: str) -> str:
     """The certified name of the other side, after the handshake.
 
     Args:
-        role: what the peer must be: its name or the part before the first ``-``
-            (``"host"`` for ``host-3``).
+        roles: what the peer must be one of: its name or the part before the first ``-``
+            (``"host"`` for ``host-3``); none: any member.
 
     Raises:
-        IdentityError: it showed no certificate, one of another job, or has another role.
+        IdentityError: it showed no certificate, one of another job or one that is revoked, or
+            has another role.
     """
     context = connection.context
     if not isinstance(context, JobContext):
@@ -241,8 +282,10 @@ def peer_name(connection: ssl.SSLObject | ssl.SSLSocket, role: str | None = None
     name = _subject(certificate, "commonName")
     if job_id != context.job_id:
         raise IdentityError(f"the peer belongs to job {job_id}, this is job {context.job_id}")
-    if role is not None and role not in (name, role_of(name)):
-        raise IdentityError(f"the peer is {name}, but only {role} may be here")
+    if name in context.revoked:
+        raise IdentityError(f"the peer is {name}, whose certificate is revoked")
+    if roles and name not in roles and role_of(name) not in roles:
+        raise IdentityError(f"the peer is {name}, but only {' or '.join(roles)} may be here")
     return name
 
 
@@ -275,6 +318,7 @@ def _context(protocol: int, credentials: Credentials) -> JobContext:
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     try:
         context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii"))
+        context.revoked = credentials.revoked
         context.job_id = _subject(context.get_ca_certs()[0], "organizationName")
         _load_certificate(context, credentials.cert_key_pem)
     except (ssl.SSLError, ValueError, IndexError) as error:

@@ -21,6 +21,7 @@ from slurmmesh.wire.identity import (
     Credentials,
     JobAuthority,
     JobContext,
+    Revoked,
     client_context,
     handshake_error,
     peer_name,
@@ -41,9 +42,9 @@ class Door:
     it sent. Nothing is read before the peer is known.
     """
 
-    def __init__(self, context: ssl.SSLContext, role: str | None = None) -> None:
+    def __init__(self, context: ssl.SSLContext, *roles: str) -> None:
         self._context = context
-        self._role = role
+        self._roles = roles
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self.peer: str | Exception = ""
@@ -64,7 +65,7 @@ class Door:
         raw.settimeout(20)
         try:
             with raw, self._context.wrap_socket(raw, server_side=True) as tls:
-                self.peer = peer_name(tls, self._role)
+                self.peer = peer_name(tls, *self._roles)
                 tls.sendall(b"welcome")
                 self.read = tls.recv(100)
         except (OSError, IdentityError) as error:
@@ -105,7 +106,7 @@ def test_credentials_from_another_process_work(tmp_path):
         "            if os.path.islink(f'/proc/self/fd/{f}')\n"
         "            and 'identity' in os.readlink(f'/proc/self/fd/{f}')]\n"
     )
-    with Door(server_context(CONTROLLER), role="proc") as door:
+    with Door(server_context(CONTROLLER), "proc") as door:
         done = subprocess.run(
             [sys.executable, "-c", program],
             input=pickle.dumps((JOB.issue("proc-17"), door.address)),
@@ -152,7 +153,7 @@ def test_a_client_without_certificate_is_refused():
     context = JobContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=CONTROLLER.ca_pem.decode())
-    context.job_id = "1234"
+    context.job_id, context.revoked = "1234", Revoked()
     with Door(server_context(CONTROLLER)) as door, pytest.raises(OSError):  # noqa: PT011
         knock(door.address, context)
     assert isinstance(door.peer, ssl.SSLError)
@@ -264,6 +265,35 @@ def test_roles():
     for wrong in ("controller", "host-4", "hos", "proc"):
         with pytest.raises(IdentityError, match=f"the peer is host-3, but only {wrong}"):
             peer_name(server, wrong)
+
+
+def test_several_roles():
+    server, _ = memory_pair(server_context(CONTROLLER), client_context(HOST))
+    assert peer_name(server, "controller", "host") == "host-3"
+    with pytest.raises(IdentityError, match="but only controller or proc may be here"):
+        peer_name(server, "controller", "proc")
+
+
+def test_a_revoked_member_is_refused_by_all_that_know():
+    authority = JobAuthority("1234")
+    controller, host = authority.issue("controller"), authority.issue("host-3")
+    elsewhere = pickle.loads(pickle.dumps(controller))  # as it was sent to another process before
+    server, client = memory_pair(server_context(controller), client_context(host))
+    other, _ = memory_pair(server_context(elsewhere), client_context(host))
+    assert peer_name(server) == peer_name(other) == "host-3"
+    authority.revoke("host-3")
+    with pytest.raises(IdentityError, match="the peer is host-3, whose certificate is revoked"):
+        peer_name(server)
+    assert peer_name(client) == "controller"
+    assert peer_name(other) == "host-3"
+    elsewhere.revoked.add(pickle.loads(pickle.dumps(authority.revoked)))
+    with pytest.raises(IdentityError, match="revoked"):
+        peer_name(other)
+    later = pickle.loads(pickle.dumps(authority.issue("host-4")))
+    assert "host-3" in later.revoked
+    assert "host-30" not in later.revoked
+    with pytest.raises(UsageError, match="host-3 is revoked"):
+        authority.issue("host-3")
 
 
 def test_the_job_in_the_certificate_is_compared():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import signal
 import socket
-import ssl
 import threading
 import types
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurmmesh.errors import IdentityError, LinkClosed
-from slurmmesh.wire import Frame, FrameDecoder, Kind, Link, Listener, Reactor, same_user, wrap
+from slurmmesh.wire import Frame, FrameDecoder, Kind, Link, Reactor, same_user, wrap
 from slurmmesh.wire.identity import JobAuthority, client_context, peer_name, server_context
 
 
@@ -144,70 +142,26 @@ def test_a_peer_of_another_user_is_refused(reactor):
     theirs.close()
 
 
-class Server:
-    """A listener whose links are kept."""
-
-    def __init__(self, reactor: Reactor, authority: JobAuthority) -> None:
-        self.sides: queue.Queue[Side] = queue.Queue()
-        self.listener = Listener(
-            reactor,
-            server_context(authority.issue("controller")),
-            lambda sock: self.sides.put(Side(reactor, sock, authenticate=peer_name)),
-            address="127.0.0.1",
-        )
-        reactor.call_soon(self.listener.start)
-
-
-@pytest.fixture
-def server(reactor: Reactor) -> Iterator[Server]:
-    made = Server(reactor, JobAuthority("job-1"))
-    yield made
-    done = threading.Event()
-    reactor.call_soon(lambda: (made.listener.close(), done.set()))
-    assert done.wait(10)
-
-
-def connect(reactor: Reactor, server: Server, context: ssl.SSLContext) -> Side:
-    raw = socket.create_connection(("127.0.0.1", server.listener.port), timeout=10)
-    return Side(reactor, wrap(raw, context, server_side=False), authenticate=peer_name)
-
-
 def test_members_of_one_job_talk_over_tls(reactor):
     authority = JobAuthority("job-1")
-    server = Server(reactor, authority)
-    client = connect(reactor, server, client_context(authority.issue("host-3")))
+    contexts = (
+        server_context(authority.issue("controller")),
+        client_context(authority.issue("host-3")),
+    )
+    server, client = (
+        Side(reactor, wrap(sock, context, server_side=side == 0), authenticate=peer_name)
+        for side, (sock, context) in enumerate(zip(socket.socketpair(), contexts, strict=True))
+    )
     payload = bytes(3 << 20)
     client.link.send(Frame(Kind.CALL, b"hello", [payload]))
-    accepted = server.sides.get(timeout=10)
-    frame = accepted.frames.get(timeout=20)
-    assert (accepted.link.peer, client.link.peer) == ("host-3", "controller")
+    frame = server.frames.get(timeout=20)
+    assert (server.link.peer, client.link.peer) == ("host-3", "controller")
     assert (bytes(frame.body), len(frame.buffers[0])) == (b"hello", len(payload))
-    accepted.link.send(Frame(Kind.RESULT, b"answer"))
+    server.link.send(Frame(Kind.RESULT, b"answer"))
     assert bytes(client.frames.get(timeout=10).body) == b"answer"
     client.link.close()
-    assert accepted.closed.get(timeout=10)
+    assert server.closed.get(timeout=10)
     assert client.closed.get(timeout=10)
-    reactor.call_soon(server.listener.close)
-
-
-def test_a_certificate_of_another_job_opens_nothing(reactor, server):
-    client = connect(reactor, server, client_context(JobAuthority("job-1").issue("host-3")))
-    assert client.closed.get(timeout=10)
-    accepted = server.sides.get(timeout=10)
-    assert accepted.closed.get(timeout=10)
-    assert accepted.frames.empty()
-
-
-@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.0\r\n\r\n", b"SM\x01\x03" + bytes(100)])
-def test_a_stranger_without_tls_is_not_listened_to(reactor, server, words: bytes):
-    with socket.create_connection(("127.0.0.1", server.listener.port), timeout=10) as stranger:
-        stranger.sendall(words)
-        with contextlib.suppress(OSError):  # the other side may have hung up already
-            stranger.shutdown(socket.SHUT_WR)
-        accepted = server.sides.get(timeout=10)
-        assert accepted.closed.get(timeout=10)
-    assert accepted.frames.empty()
-    assert accepted.opened.empty()
 
 
 def test_a_callback_that_raises_costs_no_frame(reactor):
@@ -323,20 +277,3 @@ def test_a_link_that_finishes_says_all_and_ends_when_the_peer_hangs_up(reactor, 
         reason = side.closed.get(timeout=10)
         assert reason == "closed by the peer"
         side.closed.put(reason)  # the fixture waits for it, too
-
-
-def test_a_listener_without_descriptors_waits_and_goes_on(reactor, server, monkeypatch):
-    accept = socket.socket.accept
-    refused = threading.Event()
-
-    def no_room(sock: socket.socket) -> object:
-        monkeypatch.setattr(socket.socket, "accept", accept)
-        refused.set()
-        raise OSError(errno.EMFILE, "too many")
-
-    monkeypatch.setattr("slurmmesh.wire.listener._RETRY_S", 0.01)
-    monkeypatch.setattr(socket.socket, "accept", no_room)
-    with socket.create_connection(("127.0.0.1", server.listener.port), timeout=10):
-        assert refused.wait(10)
-        accepted = server.sides.get(timeout=10)
-    assert accepted.closed.get(timeout=10)
