@@ -48,13 +48,17 @@ class ValueMesh(Shaped, Generic[T]):
         """
         return self._values[self.extent.rank_of(coordinates)]
 
+    def get(self, rank: SupportsIndex) -> T:
+        """The value at this rank of the mesh. IndexError if there is none."""
+        return self._values[self.extent.point(rank).rank]
+
     def items(self) -> Iterator[tuple[Point, T]]:
         """Each place with its value, row-major."""
         return zip(self.extent.points(), self._values, strict=True)
 
-    def values(self) -> Iterator[T]:
+    def values(self) -> list[T]:
         """The values, row-major."""
-        return iter(self._values)
+        return list(self._values)
 
     def _with_region(self, region: Region) -> ValueMesh[T]:
         return ValueMesh(region.extent, [self._values[rank] for rank in region])

@@ -52,6 +52,7 @@ def test_a_point_is_a_mapping_and_prints_its_sizes():
     point = Extent.of({"hosts": 4, "gpus": 8}).point(9)
     assert (point["hosts"], point["gpus"], point.rank) == (1, 1, 9)
     assert str(point) == repr(point) == "{'hosts': 1/4, 'gpus': 1/8}"
+    assert str(Extent.of({"hosts": 1, "gpus": 2}).point(1)) == "{'hosts': 0/1, 'gpus': 1/2}"
     assert point.size("gpus") == 8
     assert point.size() == 32
 

@@ -18,7 +18,7 @@ MESH = ValueMesh(EXTENT, "abcdef")
 def test_iterating_gives_points_and_values():
     assert [(str(point), value) for point, value in MESH][4] == ("{'hosts': 1/2, 'gpus': 1/3}", "e")
     assert list(MESH) == list(MESH.items())
-    assert list(MESH.values()) == list("abcdef")
+    assert MESH.values() == list("abcdef")
     assert len(MESH) == 6
 
 
@@ -33,6 +33,29 @@ def test_items_by_coordinates():
     ]:
         with pytest.raises(error):
             MESH.item(**bad)
+
+
+def test_items_by_rank():
+    assert [MESH.get(rank) for rank in range(6)] == list("abcdef")
+    assert MESH.slice(hosts=1).get(0) == "d"
+    for bad in (-1, 6):
+        with pytest.raises(IndexError, match="ranks are 0 to 5"):
+            MESH.get(bad)
+
+
+def test_flattening_and_slicing_keep_the_order_of_values():
+    assert MESH.flatten("all").slice(all=range(5, -1, -2)).values() == ["f", "d", "b"]
+    assert MESH.slice(gpus=slice(-2, 99)).values() == ["b", "c", "e", "f"]
+    assert MESH.slice(gpus=1).flatten("x").extent == Extent.of({"x": 2})
+    for bad, error in [
+        ({"gpus": 3}, IndexError),
+        ({"gpus": -1}, IndexError),
+        ({"racks": 0}, TypeError),
+        ({"gpus": slice(3, None)}, ValueError),
+        ({"gpus": [0, 0]}, ValueError),
+    ]:
+        with pytest.raises(error):
+            MESH.slice(**bad)
 
 
 def test_a_dimension_may_have_any_name_a_call_can_carry():
