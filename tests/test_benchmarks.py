@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import results, submit
+from benchmarks.actor_runtime import __main__ as actor_runtime
+from benchmarks.actor_runtime import measures
+from benchmarks.actor_runtime.cases import Case, cases
+from benchmarks.actor_runtime.peers import ALL, PEERS
 
 ROOT = Path(__file__).parents[1]
 samples = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=300)
@@ -145,3 +153,101 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(words, told, caps
     with pytest.raises(SystemExit):
         submit.main(words)
     assert told in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the actor runtime
+
+
+def test_each_case_can_be_measured_and_its_rows_have_names_of_their_own():
+    names = [metric.name for case in cases(quick=False) for metric in case.metrics.values()]
+    assert len(names) == len(set(names))
+    for case in [*cases(quick=False), *cases(quick=True)]:
+        inspect.signature(getattr(measures, case.measure)).bind(ALL["ours"], **case.options)
+        assert case.fits(ALL["ours"])
+        assert set(case.without) < set(ALL)
+
+
+def test_quick_measures_the_same_with_fewer_samples():
+    for whole, quick in zip(cases(quick=False), cases(quick=True), strict=True):
+        assert quick.metrics.keys() == whole.metrics.keys()
+        assert 1 <= quick.options.get("count", 1) <= whole.options.get("count", 1)
+
+
+def test_a_peer_is_measured_only_over_the_transports_it_has():
+    case = Case("g", "round_trip", {"transport": "tcp"}, {})
+    assert [peer.name for peer in PEERS if case.fits(peer)] == ["monarch", "floor"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rounds", "0"], "--rounds: give 1 or more"),
+        (["--peers", "floor,seiling"], "there is no seiling, but monarch, ray, floor"),
+        (["--only", "speed"], "invalid choice: 'speed'"),
+        (["--json", "not-there/out.json"], "there is no folder not-there"),
+    ],
+)
+def test_what_the_actor_runtime_cannot_measure_is_refused(words, told, capsys):
+    with pytest.raises(SystemExit):
+        actor_runtime.main(words)
+    assert told in capsys.readouterr().err
+
+
+def run_actor_runtime(*words, **environ):
+    """In a process of its own: it ends all processes below it."""
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.actor_runtime", *words],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+def fake(folder, distribution, module, code):
+    """An installed distribution, as Python sees it, with one module."""
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{distribution}-0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.0\n")
+
+
+@pytest.mark.slow
+def test_the_rows_go_on_without_a_peer_that_fails_or_is_not_there(tmp_path):
+    """The failing one is no real Monarch: a module that breaks when it is imported."""
+    fake(tmp_path, "torchmonarch", "monarch", "raise OSError('no luck')")
+    path = tmp_path / "out.json"
+    words = ["--peers", "monarch,ray,floor", "--only", "error", "--quick", "--rounds", "2"]
+    if ALL["ray"].version:
+        words[1] = "monarch,floor"
+    done = run_actor_runtime(*words, "--json", str(path), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "monarch failed at error: count 30: it ended with code 1; " in done.stderr
+    assert "OSError: no luck" in done.stderr
+    found = json.loads(path.read_text())
+    assert "torchmonarch 0.0" in found["machine"]
+    assert found["machine"].endswith("monarch failed at error: count 30")
+    if "ray" in words[1]:
+        assert "ray is not installed: measured without it" in done.stderr
+        assert "ray is not installed" in found["machine"]
+    [row] = found["rows"]
+    assert row["peers"].keys() == row["ratio"].keys() == {"floor"}
+    assert row["ours"]["n"] == row["peers"]["floor"]["n"] == 60
+
+
+@pytest.mark.slow
+def test_the_actor_runtime_is_measured_beside_the_floor(tmp_path):
+    path = tmp_path / "out.json"
+    words = ["--peers", "floor", "--quick", "--rounds", "1", "--json", str(path)]
+    done = run_actor_runtime(*words)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    wanted = {
+        metric.name: case.fits(ALL["floor"])
+        for case in cases(quick=True)
+        for metric in case.metrics.values()
+    }
+    assert list(rows) == list(wanted)
+    for name, has_floor in wanted.items():
+        assert ("floor" in rows[name]["peers"]) == has_floor
+        assert name in done.stdout
