@@ -26,8 +26,9 @@ from torchft.checkpointing.transport import CheckpointTransport
 from slurmmesh.errors import IdentityError
 from slurmmesh.recovery.packing import Packed, make_room, pack
 from slurmmesh.wire.addresses import family_of
-from slurmmesh.wire.codec import memory_of
 from slurmmesh.wire.identity import Credentials, client_context, peer_name, server_context
+from slurmmesh.wire.storages import memory_of
+from slurmmesh.wire.strangers import Guests, Refusals
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ REPLY = struct.Struct("<4sBQQ")
 _MAGIC = b"SMst"
 _HANDSHAKE_S = 5.0
 _MAX_HEADER = 1 << 30
-_MAX_WAITING = 64
-"""Connections in their handshake at one time; more are turned away."""
+_MAX_GUESTS = 64
+"""Connections in their handshake at one time, each with a thread of its own."""
 _NO_STEP = (1 << 64) - 1
 
 
@@ -74,7 +75,8 @@ class SecureTransport(CheckpointTransport[Any]):
         self._changed = threading.Condition()
         self._offer: tuple[int, Packed] | None = None
         self._sending = 0
-        self._waiting = 0
+        self._guests: Guests[socket.socket] = Guests(_MAX_GUESTS)
+        self._refusals = Refusals(_log.warning)
         self._closed = False
         self._listener = socket.create_server((address, 0), family=family_of(address), backlog=128)
         self._address = (address, int(self._listener.getsockname()[1]))
@@ -115,6 +117,7 @@ class SecureTransport(CheckpointTransport[Any]):
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._refusals.flush()
 
     def _accept(self) -> None:
         while True:
@@ -125,42 +128,41 @@ class SecureTransport(CheckpointTransport[Any]):
                     return
                 time.sleep(0.1)  # out of descriptors, or the peer left already
                 continue
+            connection.settimeout(_HANDSHAKE_S)
             with self._changed:
-                crowded = self._waiting >= _MAX_WAITING
-                self._waiting += not crowded
-            if crowded:
-                connection.close()
-                continue
+                crowded_out = self._guests.add(connection, peer[0])
+                if crowded_out is not None:
+                    with contextlib.suppress(OSError):
+                        crowded_out.shutdown(socket.SHUT_RDWR)  # its thread then goes on
             threading.Thread(
-                target=self._serve, args=(connection, peer), name="state-sender", daemon=True
+                target=self._serve, args=(connection, peer[0]), name="state-sender", daemon=True
             ).start()
 
-    def _serve(self, connection: socket.socket, peer: Any) -> None:
+    def _serve(self, connection: socket.socket, address: str) -> None:
         try:
             try:
                 wanted, secure = self._admit(connection)
             finally:
                 with self._changed:
-                    self._waiting -= 1
+                    self._guests.remove(connection)
+                    connection.close()
             with secure:
                 self._answer(secure, wanted)
         except IdentityError as error:
-            _log.warning("refused %s, who asked for this replica's state: %s", peer[0], error)
+            self._refusals.add(f"refused {address}, who asked for this replica's state: {error}")
         except OSError as error:
-            _log.warning("sending state to %s failed: %s", peer[0], error)
-        finally:
-            connection.close()
+            _log.warning("sending state to %s failed: %s", address, error)
 
     def _admit(self, connection: socket.socket) -> tuple[int, ssl.SSLSocket]:
-        """Handshake and request; raises unless the peer proves to be of this job."""
-        connection.settimeout(_HANDSHAKE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        """Handshake and request; raises unless the peer proves to be a host of this job."""
         try:
-            secure = self._server_context.wrap_socket(connection, server_side=True)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The secure socket takes a descriptor of its own: this one stays to be shut down by.
+            secure = self._server_context.wrap_socket(connection.dup(), server_side=True)
         except (OSError, ValueError) as error:
             raise IdentityError(f"no valid certificate of this job ({error})") from error
         try:
-            peer_name(secure)
+            peer_name(secure, "host")
             magic, step = REQUEST.unpack(_receive(secure, REQUEST.size))
             if magic != _MAGIC:
                 raise IdentityError("it does not speak this protocol")

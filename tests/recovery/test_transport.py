@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -16,7 +17,13 @@ import torch
 from slurmmesh.errors import IdentityError
 from slurmmesh.recovery import transport as module
 from slurmmesh.recovery.transport import REQUEST, SecureTransport, StateUnavailable
-from slurmmesh.wire.identity import Credentials, JobAuthority, client_context, server_context
+from slurmmesh.wire.identity import (
+    Credentials,
+    JobAuthority,
+    Revoked,
+    client_context,
+    server_context,
+)
 
 SOON = timedelta(seconds=0.2)
 LATER = timedelta(seconds=30)
@@ -293,21 +300,50 @@ def test_a_member_that_speaks_another_protocol_is_hung_up_on(make):
         assert secure.recv(100) == b""
 
 
-def test_silent_connections_do_not_keep_others_out(make, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_WAITING", 2)
-    monkeypatch.setattr(module, "_HANDSHAKE_S", 0.2)
+def test_silent_connections_do_not_keep_others_out(make, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_MAX_GUESTS", 2)
+    monkeypatch.setattr(module, "_HANDSHAKE_S", 3600.0)
     donor, receiver = make("host-0"), make("host-1")
     donor.send_checkpoint([1], 1, state(), LATER)
     address = ("127.0.0.1", port_of(donor))
-    silent = [socket.create_connection(address, timeout=20) for _ in range(4)]
+    silent = [socket.create_connection(address, timeout=20) for _ in range(20)]
     try:
-        for each in silent:
-            while each.recv(100):
-                pass
         assert receiver.recv_checkpoint(0, donor.metadata(), 1, LATER)["step"] == 7
+        for each in silent[:-1]:  # the last one's time is not up
+            assert each.recv(100) == b""
     finally:
         for each in silent:
             each.close()
+    donor.shutdown()
+    assert 0 < len(caplog.records) <= 7
+    assert "refused 127.0.0.1, who asked for this replica's state" in caplog.text
+
+
+def test_one_who_says_nothing_is_hung_up_on(make, monkeypatch):
+    monkeypatch.setattr(module, "_HANDSHAKE_S", 0.2)
+    donor = make("host-0")
+    with socket.create_connection(("127.0.0.1", port_of(donor)), timeout=20) as silent:
+        assert silent.recv(100) == b""
+
+
+@pytest.mark.parametrize("name", ["host-7", "proc-1"])
+def test_a_revoked_host_and_one_who_is_no_host_get_nothing(make, name, wait_until, caplog):
+    credentials = AUTHORITY.issue("host-0")
+    donor, receiver = make(replace(credentials, revoked=Revoked(["host-7"]))), make(name)
+    donor.send_checkpoint([1], 1, state(), LATER)
+    with pytest.raises(StateUnavailable):
+        receiver.recv_checkpoint(0, donor.metadata(), 1, LATER)
+    assert donor._sending == 0
+    wait_until(lambda: f"the peer is {name}" in caplog.text)
+
+
+def test_a_revoked_donor_is_not_believed(make):
+    donor = make("host-7")
+    receiver = make(replace(AUTHORITY.issue("host-1"), revoked=Revoked(["host-7"])))
+    donor.send_checkpoint([1], 1, {"bomb": Bomb()}, LATER)
+    with pytest.raises(IdentityError, match="host-7, whose certificate is revoked"):
+        receiver.recv_checkpoint(0, donor.metadata(), 1, SOON)
+    assert not EXPLOSIONS
 
 
 def test_the_offer_of_a_stranger_in_the_middle_is_refused(make):
