@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from slurmmesh.errors import UsageError
 
 _MARK = "__slurmmesh_endpoint__"
 F = TypeVar("F", bound=Callable[..., Any])
 _signatures: dict[tuple[type, str], inspect.Signature] = {}
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """How an endpoint is run.
+
+    Attributes:
+        explicit_response_port: it gets the port to answer on before its arguments, and answers
+            there, once, whenever it likes; what it returns counts for nothing.
+        concurrent: it is async and runs beside later messages.
+        propagate: of the shapes of its results, for tensors spread over a mesh.
+    """
+
+    explicit_response_port: bool = False
+    concurrent: bool = False
+    propagate: Any = None
 
 
 class Actor:
@@ -22,15 +41,100 @@ class Actor:
         """Runs when the actor is stopped; ``error`` is what ended it, or None. Override at will."""
 
 
-def endpoint(method: F) -> F:
-    """Mark a method of an actor as callable from other processes."""
-    setattr(method, _MARK, True)
+@overload
+def endpoint(method: F) -> F: ...
+
+
+@overload
+def endpoint(
+    *, explicit_response_port: bool = False, propagate: Any = None, instrument: bool = True
+) -> Callable[[F], F]: ...
+
+
+def endpoint(
+    method: Any = None,
+    *,
+    explicit_response_port: bool = False,
+    propagate: Any = None,
+    instrument: bool = True,
+) -> Any:
+    """Mark a method of an actor as callable from other processes.
+
+    Args:
+        explicit_response_port: the method gets a ``Port`` before its arguments and sends its
+            answer there, now or later, instead of returning it.
+        propagate: kept for tensors spread over a mesh; of no use otherwise.
+        instrument: taken from Monarch; all endpoints are told of in the same way.
+
+    Raises:
+        TypeError: it is no method, or has no place for the port.
+    """
+    options = EndpointOptions(explicit_response_port, propagate=propagate)
+    return _marked(method, options)
+
+
+@overload
+def concurrent_endpoint(method: F) -> F: ...
+
+
+@overload
+def concurrent_endpoint(
+    *, explicit_response_port: bool = False, propagate: Any = None, instrument: bool = True
+) -> Callable[[F], F]: ...
+
+
+def concurrent_endpoint(
+    method: Any = None,
+    *,
+    explicit_response_port: bool = False,
+    propagate: Any = None,
+    instrument: bool = True,
+) -> Any:
+    """Mark an async method as an endpoint that runs beside the messages after it.
+
+    Bodies begin in the order of their messages, each at the latest when the actor takes the next
+    message; they run on the actor's event loop in turns. What still runs when the actor stops is
+    cancelled before ``__cleanup__``.
+
+    Args: as of ``endpoint``.
+
+    Raises:
+        TypeError: as ``endpoint`` does.
+        UsageError: the method is not ``async``, or is an endpoint already.
+    """
+    options = EndpointOptions(explicit_response_port, concurrent=True, propagate=propagate)
+    return _marked(method, options)
+
+
+def _marked(method: Any, options: EndpointOptions) -> Any:
+    """``method``, marked; without one what marks it: the decorator was used with arguments."""
+    if method is None:
+        return lambda method: _marked(method, options)
+    if not callable(method):
+        raise TypeError(f"an endpoint is a method, not {method!r}")
+    if options.concurrent and not inspect.iscoroutinefunction(method):
+        raise UsageError(f"{method.__qualname__}: a concurrent endpoint is an async method")
+    if options.concurrent and hasattr(method, _MARK):
+        raise UsageError(
+            f"{method.__qualname__}: give options to @concurrent_endpoint instead of @endpoint"
+        )
+    if options.explicit_response_port:
+        _without_port(inspect.signature(method), method.__qualname__)
+    setattr(method, _MARK, options)
     return method
+
+
+def endpoint_options(cls: type, name: str) -> EndpointOptions:
+    """How an endpoint of ``cls`` is run. AttributeError if there is none of that name."""
+    options = getattr(getattr(cls, name, None), _MARK, None)
+    if not isinstance(options, EndpointOptions):
+        raise AttributeError(f"{cls.__name__} has no endpoint {name!r}")
+    return options
 
 
 def is_endpoint(cls: type, name: str) -> bool:
     """Whether ``cls`` has an endpoint of that name."""
-    return getattr(getattr(cls, name, None), _MARK, False) is True
+    return isinstance(getattr(getattr(cls, name, None), _MARK, None), EndpointOptions)
 
 
 def endpoint_names(cls: type) -> list[str]:
@@ -39,8 +143,40 @@ def endpoint_names(cls: type) -> list[str]:
 
 
 def endpoint_signature(cls: type, name: str) -> inspect.Signature:
-    """The signature of a method of an actor class, ``self`` included."""
+    """What callers give to a method of an actor class, after ``self``; no response port."""
     try:
         return _signatures[cls, name]
     except KeyError:
-        return _signatures.setdefault((cls, name), inspect.signature(getattr(cls, name)))
+        signature = inspect.signature(getattr(cls, name))
+        if is_endpoint(cls, name) and endpoint_options(cls, name).explicit_response_port:
+            signature = _without_port(signature, name)
+        return _signatures.setdefault((cls, name), signature)
+
+
+def _without_port(signature: inspect.Signature, name: str) -> inspect.Signature:
+    """Without the parameter after ``self``. TypeError if there is none."""
+    own, port, *others = [*signature.parameters.values(), None, None]
+    if own is None or port is None or port.kind not in _BY_POSITION:
+        raise TypeError(f"{name}: an explicit_response_port needs a parameter for it after self")
+    if port.kind is inspect.Parameter.VAR_POSITIONAL:
+        return signature
+    return signature.replace(parameters=[own, *(other for other in others if other is not None)])
+
+
+_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
+def positional_counts(cls: type, name: str) -> range:
+    """How many arguments without names an endpoint takes, where a count tells all; else empty."""
+    kinds = inspect.Parameter
+    low = high = 0
+    for parameter in list(endpoint_signature(cls, name).parameters.values())[1:]:
+        if parameter.kind not in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
+            return range(0)
+        high += 1
+        low += parameter.default is kinds.empty
+    return range(low, high + 1)

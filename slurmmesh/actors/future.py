@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import functools
 import math
+import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from slurmmesh.errors import CallTimeout
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.reactor import in_loop_thread, print_error
 
 T = TypeVar("T")
 _PENDING = object()
+# Of all futures, held for a few steps only. Reentrant: a signal handler may ask meanwhile.
+_lock = threading.RLock()
 
 
 class Future(Generic[T]):
     """A value to come. May be asked by several threads and awaited, any number of times.
 
     A timeout does not spoil it: ask again.
+
+    Args:
+        what: it is the answer to; for the text of errors.
+        driver: of the loop that its answer comes by; who waits runs it. None: another thread does.
     """
 
-    def __init__(self, what: str = "the call") -> None:
+    __slots__ = ("__weakref__", "_driver", "_error", "_value", "_wakers", "_what")
+
+    def __init__(self, what: str = "the call", driver: Driver | None = None) -> None:
         self._what = what
-        self._lock = threading.RLock()  # a signal handler may ask while we are at it
-        self._ready: threading.Event | None = None
+        self._driver = driver
         self._value: Any = _PENDING
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Future[T]], Any]] = []
+        self._wakers: list[Callable[[], Any]] | None = None
 
     def done(self) -> bool:
         """Whether the result or the error is there."""
@@ -41,8 +53,10 @@ class Future(Generic[T]):
             ActorError: the endpoint raised.
             SupervisionError: whoever owed the answer is gone.
             RuntimeError: asked by an event callback, in the thread that takes the answers.
+            ValueError: ``timeout`` is negative or no number.
         """
-        self._wait(timeout)
+        if timeout is not None or self._value is _PENDING:
+            self._wait(timeout)
         if self._error is not None:
             # Traceback and context of an earlier raise do not belong to this one.
             self._error.__context__ = None
@@ -64,63 +78,104 @@ class Future(Generic[T]):
 
         It must be short and must not wait for other futures.
         """
-        with self._lock:
+        self.add_waker(functools.partial(callback, self))
+
+    def add_waker(self, wake: Callable[[], Any]) -> None:
+        """Call ``wake()`` once done, as a callback."""
+        with _lock:
             if not self.done():
-                self._callbacks.append(callback)
+                if self._wakers is None:
+                    self._wakers = [wake]
+                else:
+                    self._wakers.append(wake)
                 return
-        callback(self)
+        wake()
+
+    def remove_waker(self, wake: Callable[[], Any]) -> None:
+        """Take ``add_waker`` back; no matter if it was called."""
+        with _lock, contextlib.suppress(ValueError):
+            if self._wakers is not None:
+                self._wakers.remove(wake)
 
     def set_result(self, value: T) -> None:
         """Fulfil it; later results and errors are ignored."""
-        self._settle(value, None)
+        with _lock:
+            if self._error is not None or self._value is not _PENDING:
+                return
+            self._value = value
+            wakers, self._wakers = self._wakers, None
+        if wakers is not None:
+            _call_all(wakers)
 
     def set_exception(self, error: BaseException) -> None:
         """Fail it; later results and errors are ignored."""
-        self._settle(_PENDING, error)
+        with _lock:
+            if self._error is not None or self._value is not _PENDING:
+                return
+            self._error = error
+            wakers, self._wakers = self._wakers, None
+        if wakers is not None:
+            _call_all(wakers)
 
     def __await__(self) -> Generator[Any, None, T]:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        if not self.done():
+            from slurmmesh.actors.awaiting import until_done
 
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        def done(_: Future[T]) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(wake)
-
-        self.add_done_callback(done)
-        yield from waiter
+            yield from until_done(self, self._driver)
         return self.get()
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
-        with self._lock:
-            if self.done():
-                return
-            self._value, self._error = value, error
-            callbacks, self._callbacks = self._callbacks, []
-            if self._ready is not None:
-                self._ready.set()
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:  # neither the other callbacks nor the settling thread suffer from it
-                print_error()
-
     def _wait(self, timeout: float | None) -> None:
-        if timeout is not None and (math.isnan(timeout) or timeout < 0):
+        if timeout is not None and not timeout >= 0:
             raise ValueError(f"a timeout is a number of seconds of at least 0, not {timeout}")
-        with self._lock:
-            if self.done():
-                return
-            if self._ready is None:
-                self._ready = threading.Event()
-            ready = self._ready
+        if self.done():
+            return
         if in_loop_thread():
             raise RuntimeError(
                 f"{self._what}: a callback of an event waits here for the thread it runs in: put "
                 "the event in a queue and wait elsewhere"
             )
-        if not ready.wait(timeout):
+        _warn_in_running_loop(self._what)
+        if timeout is not None and math.isinf(timeout):
+            timeout = None
+        if not self._wait_here(timeout):
             raise CallTimeout(f"{self._what} gave no answer within {timeout} s")
+
+    def _wait_here(self, timeout: float | None) -> bool:
+        if self._driver is not None:
+            return self._driver.wait(self, timeout)
+        ready = threading.Lock()
+        ready.acquire()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):
+                ready.release()
+
+        self.add_waker(wake)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self.done():
+                left = -1.0 if deadline is None else deadline - time.monotonic()
+                if not ready.acquire(timeout=max(left, 0.0) if deadline is not None else -1.0):
+                    break
+        finally:
+            self.remove_waker(wake)
+        return self.done()
+
+
+def _call_all(wakers: list[Callable[[], Any]]) -> None:
+    for wake in wakers:
+        try:
+            wake()
+        except Exception:  # neither the other callbacks nor the settling thread suffer from it
+            print_error()
+
+
+def _warn_in_running_loop(what: str) -> None:
+    events = sys.modules.get("asyncio.events")
+    if events is not None and events._get_running_loop() is not None:
+        warnings.warn(
+            f"{what}: get() in a running event loop stops the loop until the answer is there; "
+            "await the future instead",
+            RuntimeWarning,
+            stacklevel=4,
+        )

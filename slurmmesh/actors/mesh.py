@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import signal
@@ -9,11 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slurmmesh.actors.actor import Actor, endpoint_names, endpoint_signature, is_endpoint
+from slurmmesh.actors.actor import (
+    Actor,
+    endpoint_names,
+    endpoint_signature,
+    is_endpoint,
+    positional_counts,
+)
+from slurmmesh.actors.direct import DirectLink, Place
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.messages import Call, CreateActor
-from slurmmesh.errors import ExitCause, UsageError
+from slurmmesh.actors.messages import CreateActor
+from slurmmesh.errors import ExitCause, LinkClosed, UsageError
 from slurmmesh.shape import Region, Shaped, ValueMesh
+from slurmmesh.wire.batches import is_plain
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 
@@ -57,6 +66,9 @@ class Runtime(Protocol):
 
     def cast(self, frame: Frame) -> None:
         """Send a frame that is not answered."""
+
+    def place(self, mesh: int, rank: int) -> Place:
+        """Where a rank is found: has a direct link to it when it may be used."""
 
     def create(self, frame: Frame, what: str) -> Future[Any]:
         """Build an actor on each rank, and again on each that is restarted."""
@@ -221,15 +233,28 @@ class ActorMesh(Shaped):
                 f"{self._cls.__name__} has no endpoint {name!r}; it has "
                 + (", ".join(endpoint_names(self._cls)) or "none")
             )
-        return EndpointRef(self, name)
+        made = self.__dict__[name] = EndpointRef(self, name)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(f"{self!r} cannot be sent to another process yet")
 
 
 class EndpointRef:
     """One endpoint of an actor mesh: the ways to call it."""
 
     def __init__(self, mesh: ActorMesh, name: str) -> None:
+        region = mesh.region
         self._mesh = mesh
         self._name = name
+        self._what = f"{mesh.name}.{name}"
+        self._counts = positional_counts(mesh._cls, name)
+        # The whole mesh is known to its members; only a slice must be told to them.
+        self._where = None if region == mesh._procs.region else region.pack()
+        self._size = len(region)
+        self._place: Place | None = None
+        if self._size == 1:
+            self._place = mesh._runtime.place(mesh._procs._mesh, region.ranks[0])
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call it on every rank; the future's value is a ValueMesh of the results."""
@@ -242,32 +267,46 @@ class EndpointRef:
         Raises:
             ValueError: the mesh has more than one rank: slice it first.
         """
-        size = self._mesh.size()
-        if size != 1:
-            raise ValueError(f"call_one needs a mesh of one, {self._mesh!r} has {size}: slice it")
+        if self._size != 1:
+            raise ValueError(
+                f"call_one needs a mesh of one, {self._mesh!r} has {self._size}: slice it"
+            )
+        link = self._direct(args, kwargs)
+        if link is not None:
+            future: Future[Any] = Future(self._what, link.driver)
+            with contextlib.suppress(LinkClosed):  # its proc is gone: the long way tells why
+                link.call_plain(self._mesh._actor, self._name, args, self._where, future)
+                return future
         return self._send(args, kwargs, lambda values: values[0])
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call it on every rank and expect no answer."""
+        link = self._direct(args, kwargs)
+        if link is not None:
+            with contextlib.suppress(LinkClosed):
+                link.cast_plain(self._mesh._actor, self._name, args, self._where)
+                return
         self._mesh._runtime.cast(self._frame(Kind.CAST, args, kwargs))
+
+    def _direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DirectLink | None:
+        """The link for the short way, if this message can take it."""
+        place = self._place
+        if place is None or kwargs or len(args) not in self._counts or not is_plain(args):
+            return None
+        return place.direct
 
     def _send(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Callable[[list[Any]], Any]
     ) -> Future[Any]:
-        what = f"{self._mesh.name}.{self._name}"
-        return self._mesh._runtime.call(self._frame(Kind.CALL, args, kwargs), finish, what)
+        return self._mesh._runtime.call(self._frame(Kind.CALL, args, kwargs), finish, self._what)
 
     def _frame(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         mesh = self._mesh
         endpoint_signature(mesh._cls, self._name).bind(None, *args, **kwargs)
-        # The whole mesh is known to its members; only a slice must be told to them.
-        region = None if mesh.region == mesh._procs.region else mesh.region
         try:
-            body, buffers = dumps(Call(self._name, args, kwargs, region))
+            body, buffers = dumps((self._name, args, kwargs, self._where))
         except Exception as error:
-            raise UsageError(
-                f"the arguments of {mesh.name}.{self._name} cannot be sent: {error}"
-            ) from error
+            raise UsageError(f"the arguments of {self._what} cannot be sent: {error}") from error
         return Frame(
             kind,
             body,

@@ -32,6 +32,13 @@ class StopProc:
 
 
 @dataclass(frozen=True)
+class WriteLogs:
+    """Write records of ``logging`` from this level on; see ``stdio.write_from``."""
+
+    level: int
+
+
+@dataclass(frozen=True)
 class CreateActor:
     """Build an actor. ``cls`` and arguments as the user gave them."""
 
@@ -42,10 +49,7 @@ class CreateActor:
 
 
 @dataclass(frozen=True)
-class Call:
-    """Run an endpoint. ``region`` is the slice called, None for the whole mesh."""
+class TakeLink:
+    """Host to proc, with one descriptor: a caller's direct link to you."""
 
-    method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    region: Region | None
+    caller: str

@@ -1,8 +1,8 @@
-"""The main loop of a proc: one link to the host, one thread for each actor.
+"""The main loop of a proc: a link to the host, direct links to callers, a thread for each actor.
 
-The link is driven by a thread of its own, so that a proc whose main thread is busy for hours
-still takes messages for its other actors. The first actor runs on the main thread, where
-signal handlers and most training frameworks want to be.
+The first actor runs on the main thread, where signal handlers and most training frameworks want
+to be. While it has nothing to do that thread reads the links itself; while it is busy, for hours
+perhaps, a thread in the background does (``wire/driver.py``), for the proc's other actors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import json
 import os
-import queue
 import signal
 import socket
 import sys
@@ -22,13 +21,18 @@ from typing import Any, NoReturn
 
 from slurmmesh import telemetry
 from slurmmesh.actors.context import Context, set_process_context
-from slurmmesh.actors.messages import Failure, ProcWelcome, StopProc
-from slurmmesh.actors.runner import ActorRunner
+from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.mailbox import Mailbox
+from slurmmesh.actors.messages import ProcWelcome, StopProc, TakeLink
+from slurmmesh.actors.runner import ActorRunner, Message
 from slurmmesh.errors import LinkClosed, SupervisionError
 from slurmmesh.telemetry import Event
+from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.links import Link, same_user
+from slurmmesh.wire.identity import Revoked
+from slurmmesh.wire.links import Link, cut_off, same_user
 from slurmmesh.wire.reactor import Reactor, print_error, say
 
 _LAST_WORDS_S = 5.0
@@ -65,25 +69,28 @@ def _exit(code: int) -> NoReturn:
 
 class _Proc:
     def __init__(self, sock: socket.socket) -> None:
-        self._reactor = Reactor()
-        self._link = Link(
-            self._reactor,
+        self._driver = Driver(Reactor(), "slurmmesh-links")
+        self._link = BatchLink(
+            self._driver.reactor,
             sock,
             authenticate=same_user,
             on_frame=self._on_frame,
             on_close=self._on_close,
+            first=True,
+            driver=self._driver,
         )
-        self._main: queue.SimpleQueue[ProcWelcome | ActorRunner | None] = queue.SimpleQueue()
+        self._main: Mailbox[ProcWelcome | ActorRunner | None] = Mailbox()
         self._runners: dict[int, ActorRunner] = {}
         self._threads: list[threading.Thread] = []
+        self._seen: dict[Link, int] = {}
         self._ready = threading.Event()
         self._context: Context | None = None
         self._welcome: ProcWelcome | None = None
 
     def run(self, on_welcome: Callable[[ProcWelcome], Any]) -> int:
-        self._reactor.call_soon(self._link.start)
-        threading.Thread(target=self._reactor.run, name="slurmmesh-links", daemon=True).start()
-        welcome = self._main.get()
+        self._driver.reactor.call_soon(self._link.start)
+        self._driver.start()
+        welcome = self._next()
         if not isinstance(welcome, ProcWelcome):
             return 1
         on_welcome(welcome)
@@ -91,28 +98,78 @@ class _Proc:
         self._link.send(Frame(Kind.HELLO, call=os.getpid(), ranks=(welcome.rank,)))
         self._ready.set()
         try:
-            runner = self._main.get()
+            runner = self._next()
             if isinstance(runner, ActorRunner):
                 runner.run()
             for thread in self._threads:
                 thread.join()
         finally:
-            self._link.wait_sent(timeout=_LAST_WORDS_S)
+            self._say_last_words()
         return 0
+
+    def _next(self) -> ProcWelcome | ActorRunner | None:
+        self._driver.wait(self._main)
+        return self._main.take()
+
+    def _say_last_words(self) -> None:
+        for link in [self._link, *list(self._seen)]:
+            with contextlib.suppress(LinkClosed):
+                if isinstance(link, BatchLink):
+                    link.flush()
+                link.wait_sent(timeout=_LAST_WORDS_S)
 
     # -- in the reactor's thread ------------------------------------------------------------
 
     def _on_frame(self, _link: Link, frame: Frame) -> None:
         if frame.kind in (Kind.CALL, Kind.CAST):
-            self._post(frame)
+            self._post(Message(self._link, frame), frame.actor)
         elif frame.kind is Kind.CREATE:
-            self._create(frame)
+            self._create(Message(self._link, frame), frame.actor)
         elif frame.kind is Kind.WELCOME:
             self._take_welcome(loads(frame.body, frame.buffers))
-        elif frame.kind is Kind.CONTROL and isinstance(loads(frame.body), StopProc):
-            for runner in self._runners.values():
-                runner.stop()
-            self._main.put(None)
+        elif frame.kind is Kind.CONTROL:
+            message = loads(frame.body)
+            if isinstance(message, StopProc):
+                for runner in list(self._runners.values()):
+                    runner.stop()
+                self._main.put(None)
+            elif isinstance(message, Revoked):
+                self._revoke(message)
+            elif isinstance(message, WriteLogs):
+                write_from(message.level)
+            elif isinstance(message, TakeLink):
+                self._take_link(socket.socket(fileno=frame.fds[0]))
+
+    def _take_link(self, sock: socket.socket) -> None:
+        """Be called over a link of its own from now on."""
+        link = BatchLink(
+            self._driver.reactor,
+            sock,
+            authenticate=same_user,
+            on_frame=self._on_direct_frame,
+            on_close=lambda link, _reason: self._seen.pop(link, None),
+            driver=self._driver,
+        )
+        self._seen[link] = 0
+        link.start()
+
+    def _on_direct_frame(self, link: Link, frame: Frame) -> None:
+        assert isinstance(link, BatchLink)
+        seen = self._seen[link]
+        if frame.kind is Kind.CALLS:
+            for number, actor, method, args, where in loads(frame.body):
+                if abs(number) > seen:
+                    seen = self._seen[link] = abs(number)
+                    self._post(Message(link, None, number, method, args, where), actor)
+        elif frame.kind in (Kind.CALL, Kind.CAST) and frame.call > seen:
+            self._seen[link] = frame.call
+            self._post(Message(link, frame), frame.actor)
+
+    def _revoke(self, revoked: Revoked) -> None:
+        assert self._welcome is not None
+        if self._welcome.credentials is not None:
+            self._welcome.credentials.revoked.add(revoked)
+            cut_off(self._welcome.credentials.revoked)
 
     def _take_welcome(self, welcome: ProcWelcome) -> None:
         self._welcome = welcome
@@ -129,38 +186,46 @@ class _Proc:
         set_process_context(self._context)
         self._main.put(welcome)
 
-    def _create(self, frame: Frame) -> None:
+    def _create(self, message: Message, actor: int) -> None:
         assert self._context is not None
         assert self._welcome is not None
-        runner = ActorRunner(frame, self._context, self._welcome.region, self._link.send)
-        self._runners[frame.actor] = runner
-        if len(self._runners) == 1:
+        is_first = not self._runners
+        wait = self._driver.wait if is_first else Mailbox.wait
+        runner = ActorRunner(message, self._context, self._welcome.region, wait)
+        self._runners[actor] = runner
+        if is_first:
             self._main.put(runner)
             return
         thread = threading.Thread(
-            target=self._run_in_thread, args=(runner,), name=f"slurmmesh-actor-{frame.actor}"
+            target=self._run_in_thread, args=(runner,), name=f"slurmmesh-actor-{actor}"
         )
         thread.daemon = True
         try:
             thread.start()
         except RuntimeError as error:  # the system has no room for another thread
-            del self._runners[frame.actor]
-            self._refuse(frame, error)
+            del self._runners[actor]
+            self._refuse(message, error)
         else:
             self._threads.append(thread)
 
-    def _post(self, frame: Frame) -> None:
-        runner = self._runners.get(frame.actor)
+    def _post(self, message: Message, actor: int) -> None:
+        runner = self._runners.get(actor)
         if runner is not None:
-            runner.post(frame)
-        elif frame.kind is Kind.CALL:
-            self._refuse(frame, SupervisionError(f"there is no actor {frame.actor} in this proc"))
+            runner.post(message)
+        elif not message.is_cast:
+            self._refuse(message, SupervisionError(f"there is no actor {actor} in this proc"))
 
-    def _refuse(self, frame: Frame, error: Exception) -> None:
+    def _refuse(self, message: Message, error: Exception) -> None:
         assert self._context is not None
         rank, host = self._context.proc_rank, self._context.host
         body, _ = dumps(Failure.of(error, actor="", rank=rank, host=host, fatal=True))
-        self._link.send(Frame(Kind.ERROR, body, (), frame.call, frame.mesh, ranks=(rank,)))
+        if message.frame is None:
+            answer = Frame(Kind.ERROR, body, (), message.number)
+        else:
+            frame = message.frame
+            answer = Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+        with contextlib.suppress(LinkClosed):
+            message.link.post(answer)
 
     def _on_close(self, _link: Link, _reason: str) -> None:
         # The host is gone: end, and with this process all that it started.
@@ -185,7 +250,7 @@ class _Proc:
             code = _exit_code(error)
         except BaseException:
             print_error()
-        self._link.wait_sent(timeout=_LAST_WORDS_S)
+        self._say_last_words()
         _exit(code)
 
 

@@ -21,25 +21,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmmesh._version import __version__
-from slurmmesh.actors.messages import Failure, ProcWelcome
+from slurmmesh.actors.messages import Failure, ProcWelcome, TakeLink
 from slurmmesh.errors import LinkClosed, ProcDied, SetupError, SupervisionError
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
+from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import (
+    Connect,
+    Connected,
     ForkRequest,
     HostFailed,
     HostHello,
     HostReady,
     HostWelcome,
+    LogsStream,
+    LogsTaken,
     ProcGone,
     ProcStarted,
     Shutdown,
     SignalProcs,
     SpawnProcs,
     StopProcs,
+    StreamLogs,
 )
 from slurmmesh.hosts.node import at_home
-from slurmmesh.hosts.output import LogFile
 from slurmmesh.hosts.procs import HostedProc, not_started
 from slurmmesh.linux import become_subreaper, reap_strangers, sweep_children
 from slurmmesh.slurm.addresses import Choice, alone, parse_wish
@@ -47,7 +52,7 @@ from slurmmesh.slurm.reach import choose_here
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import Credentials, Revoked, client_context, peer_name
-from slurmmesh.wire.links import Link
+from slurmmesh.wire.links import Link, cut_off
 from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import READ, Reactor, say
 
@@ -146,7 +151,7 @@ class HostAgent:
         self._welcome: HostWelcome | None = None
         self._choose_place = choose_place
         self._place: Choice | None = None
-        self._log: LogFile | None = None
+        self._log: HostLog | None = None
         self._forks: ForkClient | None = None
         self._procs: dict[tuple[int, int], HostedProc] = {}
         self._gone: dict[tuple[int, int], ProcGone] = {}
@@ -208,14 +213,15 @@ class HostAgent:
         self._welcome = welcome
         try:
             self._place = self._choose_place()
-            self._log = LogFile(welcome.log)
+            self._log = HostLog(self._reactor, welcome, self._link)
+            server_output = self._log.stream(2, "slurmmesh ")
         except (OSError, SetupError) as error:
             self._code = 1
             is_ours = isinstance(error, SetupError)
             self._farewell = str(error) if is_ours else f"its log cannot be written: {error}"
             self._leave(0.0)
             return
-        self._forks = ForkClient(self._reactor, self._log.fd)
+        self._forks = ForkClient(self._reactor, server_output, welcome.log or welcome.name)
         self._heartbeat()
         self._tell(HostReady(self._place), Kind.HELLO)
 
@@ -296,9 +302,35 @@ class HostAgent:
         if self._welcome is None:
             return  # it will come with them
         self._welcome.credentials.revoked.add(revoked)
+        cut_off(self._welcome.credentials.revoked)
         body, _ = dumps(revoked)
         for proc in self._procs.values():
             proc.send(Frame(Kind.CONTROL, body))
+
+    def _connect(self, message: Connect) -> None:
+        """Give the controller and a proc the two ends of a link."""
+        proc = self._procs.get((message.mesh, message.rank))
+        if proc is None:
+            return  # the controller will hear why
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            return  # out of descriptors: it works without
+        proc.hand_over(TakeLink("controller"), theirs.detach())
+        body, _ = dumps(Connected(message.mesh, message.rank, proc.incarnation))
+        with contextlib.suppress(LinkClosed):
+            self._link.post(Frame(Kind.CONTROL, body), (ours.detach(),))
+
+    def _stream_logs(self, message: StreamLogs) -> None:
+        assert self._log is not None
+        self._log.order(message)
+        for proc in self._select(message.mesh, message.ranks):
+            proc.write_logs(message.level)
+        self._tell(LogsStream(message.order))
+
+    def _logs_taken(self, _message: LogsTaken) -> None:
+        assert self._log is not None
+        self._log.taken()
 
     def _select(self, mesh: int, ranks: tuple[int, ...]) -> list[HostedProc]:
         found = (self._procs.get((mesh, rank)) for rank in ranks)
@@ -321,6 +353,9 @@ class HostAgent:
                 )
             elif frame.kind is not Kind.CAST:
                 self._answer_for_dead(frame, rank)
+        if frame.kind is Kind.CAST and frame.call:
+            with contextlib.suppress(LinkClosed):
+                self._link.post(Frame(Kind.DELIVERED, call=frame.call, ranks=frame.ranks))
 
     def _answer_for_dead(self, frame: Frame, rank: int) -> None:
         assert self._welcome is not None
@@ -381,6 +416,8 @@ class HostAgent:
 
     def _say_goodbye(self) -> None:
         """The controller hangs up when it has read all that we said."""
+        if self._log is not None:
+            self._log.flush()
         if self._farewell:
             self._tell(HostFailed(self._farewell), Kind.HELLO)
         self._link.finish()
@@ -408,6 +445,9 @@ class HostAgent:
         StopProcs: _stop,
         SignalProcs: _signal,
         Revoked: _revoke,
+        Connect: _connect,
+        StreamLogs: _stream_logs,
+        LogsTaken: _logs_taken,
         Shutdown: _shutdown,
     }
 

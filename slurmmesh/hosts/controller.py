@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slurmmesh import telemetry
 from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.direct import Place, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcEvent, ProcMesh
-from slurmmesh.errors import MeshStopped, SupervisionError
+from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
+from slurmmesh.hosts.directs import Directs
 from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
-from slurmmesh.hosts.messages import ProcGone, ProcStarted, StopProcs
+from slurmmesh.hosts.messages import Connect, Connected, ProcGone, ProcStarted, StopProcs
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor, Supervision
@@ -46,9 +51,9 @@ class Controller:
     def __init__(self, job_id: str, job_folder: Path | None) -> None:
         authority = JobAuthority(job_id)
         self._pid = os.getpid()
-        self._book = CallBook()
         self._mesh_ids = itertools.count(1)
         self._lock = threading.RLock()
+        self._book = CallBook(self._lock)
         self._close_lock = threading.RLock()
         self.closed = False
         self._events: telemetry.EventLog | None = None
@@ -70,7 +75,10 @@ class Controller:
             emit=self.emit,
         )
         self.hosts = self.roster.hosts
-        self._life = Lifecycle(self._reactor, self._lock, self.roster, self._book, self.emit)
+        self._directs = Directs(self._lock, self._ask_for_link)
+        self._life = Lifecycle(
+            self._reactor, self._lock, self.roster, self._book, self._directs, self.emit
+        )
         self._thread = threading.Thread(
             target=self._reactor.run, name="slurmmesh-links", daemon=True
         )
@@ -129,16 +137,24 @@ class Controller:
     def call(self, frame: Frame, finish: Callable[[list[Any]], Any], what: str) -> Future[Any]:
         """See ``Runtime.call``."""
         mesh = self._mesh(frame.mesh)
-        call, future = self._book.open(frame.mesh, frame.ranks, finish, what)
-        frame.call = call
+        direct = self._directs.link_to(mesh, frame.ranks)
+        if direct is not None:
+            future: Future[Any] = Future(what, direct.driver)
+            with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
+                self._directs.send(direct, frame, functools.partial(_settle, future, finish))
+                return future
+        placed, apart = self._directs.divide(mesh, frame.ranks)
+        call, future = self._book.open(frame.mesh, frame.ranks, finish, what, placed)
         # Open first, then look: whoever ends the mesh says so first and then fails what is open.
         if mesh.over is not None:
-            self._book.fail(call, mesh.over)
+            self._book.fail(call, mesh.over, frame.ranks)
             return future
         try:
-            self._send(mesh, frame)
+            for rank, link in apart.items():
+                self._directs.send(link, frame, functools.partial(self._part, call, rank))
+            self._send(mesh, frame, call, apart)
         except BaseException as error:  # an interrupt, or a frame over the limits
-            self._book.fail(call, error)
+            self._book.fail(call, error, frame.ranks)
             raise
         return future
 
@@ -147,7 +163,28 @@ class Controller:
         mesh = self._mesh(frame.mesh)
         if mesh.over is not None:
             raise mesh.over
-        self._send(mesh, frame)
+        direct = self._directs.link_to(mesh, frame.ranks)
+        if direct is not None:
+            with contextlib.suppress(LinkClosed):
+                self._directs.send(direct, frame, None)
+                return
+        placed, apart = self._directs.divide(mesh, frame.ranks)
+        for link in apart.values():
+            with contextlib.suppress(LinkClosed):
+                self._directs.send(link, frame, None)
+        call = self._book.open_cast(frame.mesh, placed) if placed else 0
+        self._send(mesh, frame, call, apart)
+
+    def _part(self, call: int, rank: int, value: Any, error: BaseException | None) -> None:
+        """One rank's part of a call to many came over its direct link."""
+        if error is None:
+            self._book.answer_ranks(call, (rank,), value)
+        else:
+            self._book.fail(call, error, (rank,))
+
+    def place(self, mesh: int, rank: int) -> Place:
+        """See ``Runtime.place``."""
+        return self._directs.place(self._mesh(mesh), rank)
 
     def create(self, frame: Frame, what: str) -> Future[Any]:
         """See ``Runtime.create``."""
@@ -202,16 +239,27 @@ class Controller:
                 "controller's meshes; start it with the spawn method, or make it an actor"
             )
 
-    def _send(self, mesh: MeshRecord, frame: Frame) -> None:
+    def _send(self, mesh: MeshRecord, frame: Frame, call: int, apart: Collection[int] = ()) -> None:
+        """Send a frame by the hosts, but to those ranks that get it another way."""
+        ranks = [rank for rank in frame.ranks if rank not in apart] if apart else frame.ranks
+        frame = replace(frame, call=call, ranks=ranks)
         # To all first, then wait: the hosts take large payloads side by side.
         for link, position in self._life.post(mesh, frame):
             link.wait_for_room(frame, position)
+
+    def _ask_for_link(self, mesh: MeshRecord, rank: int) -> bool:
+        host = self.hosts[mesh.ranks[rank].host]
+        if host.link is None or not host.link.passes_fds:
+            return False
+        return self.roster.tell(host, Connect(mesh.id, rank))
 
     # -- in the reactor's thread ---------------------------------------------------------------
 
     def _on_frame(self, host: HostRecord, frame: Frame) -> None:
         if frame.kind in (Kind.RESULT, Kind.ERROR):
             self._book.answer(frame)
+        elif frame.kind is Kind.DELIVERED:
+            self._book.answer_ranks(frame.call, frame.ranks, None)
         elif frame.kind is Kind.EVENT:
             if self._events is not None:
                 self._events.write(json.loads(bytes(frame.body)))
@@ -221,6 +269,9 @@ class Controller:
                 self._life.proc_started(host, message)
             elif isinstance(message, ProcGone):
                 self._life.proc_gone(message)
+            elif isinstance(message, Connected):
+                mesh = self._life.meshes[message.mesh]
+                self._directs.connected(mesh, message.rank, message.incarnation, frame.fds[0])
 
     def _on_host_lost(self, host: HostRecord, reason: str) -> None:
         self._life.host_lost(host, reason)
@@ -260,6 +311,7 @@ class Controller:
             self.roster.close(grace_s)
             for mesh in self._life.meshes.values():
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
+            self._directs.stop()
             self._reactor.stop()
             self._thread.join()
             self.emit("job_ended", exit_code=exit_code)
@@ -268,3 +320,21 @@ class Controller:
                 self._events.close()
             self.closed = True
         atexit.unregister(self.close)
+
+
+def _settle(
+    future: Future[Any],
+    finish: Callable[[list[Any]], Any],
+    value: Any,
+    error: BaseException | None,
+) -> None:
+    """Settle the future of a call to one rank."""
+    if error is None:
+        try:
+            value = finish([value])
+        except BaseException as raised:  # code of the user's classes
+            error = not_loaded(raised)
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

@@ -25,6 +25,7 @@ from slurmmesh.errors import (
     ProcDied,
     RestartBudgetSpent,
 )
+from slurmmesh.hosts.directs import Directs
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
 from slurmmesh.hosts.messages import ProcGone, ProcStarted, SignalProcs, SpawnProcs
 from slurmmesh.hosts.roster import HostRecord, Roster
@@ -57,6 +58,7 @@ class Lifecycle:
         lock: threading.RLock,
         roster: Roster,
         book: CallBook,
+        directs: Directs,
         emit: Callable[..., Any],
     ) -> None:
         self.meshes: dict[int, MeshRecord] = {}
@@ -66,6 +68,7 @@ class Lifecycle:
         self._roster = roster
         self._hosts = roster.hosts
         self._book = book
+        self._directs = directs
         self._emit = emit
 
     # -- orders to hosts ------------------------------------------------------------------------
@@ -201,7 +204,9 @@ class Lifecycle:
             ended = [stop for stop in mesh.stops if stop[0] == {rank}]
             mesh.stops = [(waiting - {rank}, done) for waiting, done in mesh.stops]
             mesh.stops = [stop for stop in mesh.stops if stop[0]]
-        self._book.fail_ranks(mesh.id, (rank,), mesh.over or ProcDied(cause))
+        error = mesh.over or ProcDied(cause)
+        self._directs.lost(mesh, rank, error)
+        self._book.fail_ranks(mesh.id, (rank,), error)
         self._emit(
             "proc_exited",
             t=at,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurmmesh.errors import ExitCause
+from slurmmesh.hosts.manifest import Manifest, Piece
 from slurmmesh.shape import Region
 from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.identity import Credentials
@@ -25,6 +27,7 @@ class HostWelcome:
     Attributes:
         name: of the host, unique in the job.
         log: file for the output of all ranks; None for the agent's own stderr.
+        log_max_bytes, log_keep: of that file, see ``RotatingFile``.
         sys_path, cwd: of the user's program, so that its modules are found here.
         heartbeat_s: how often to give a sign of life.
         lease_s: without a sign of life of the controller for so long, end all procs and leave.
@@ -38,6 +41,8 @@ class HostWelcome:
     credentials: Credentials
     heartbeat_s: float
     lease_s: float
+    log_max_bytes: int
+    log_keep: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,88 @@ class SignalProcs:
     ranks: tuple[int, ...]
     signum: int
     ordered: bool = False
+
+
+@dataclass(frozen=True)
+class StreamLogs:
+    """Send what these ranks write from now on to the controller as well.
+
+    Attributes:
+        level: lines below it are not sent; None sends nothing any more.
+        order: told again in ``LogsStream``.
+    """
+
+    mesh: int
+    ranks: tuple[int, ...]
+    level: int | None
+    order: int
+
+
+@dataclass(frozen=True)
+class LogsStream:
+    """Host to controller: the order is in force."""
+
+    order: int
+
+
+@dataclass(frozen=True)
+class LogsTaken:
+    """Controller to host: what you sent of your ranks' lines has been shown; send more."""
+
+
+@dataclass(frozen=True)
+class RankLines:
+    """Lines of one rank, in a LOG frame.
+
+    Attributes:
+        lines: each with 1 or 2, for stdout or stderr, and when the host read it.
+        dropped: so many more came, but faster than they could be sent.
+    """
+
+    mesh: int
+    rank: int
+    lines: tuple[tuple[int, float, bytes], ...]
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Make a direct link between the controller and a rank; the answer is ``Connected``."""
+
+    mesh: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Connected:
+    """Host to controller, with one descriptor: your end of the link to this rank."""
+
+    mesh: int
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class OfferFolder:
+    """Controller to host: the folder ``source`` holds this now. Answer: the digests it lacks."""
+
+    source: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class SendPieces:
+    """Controller to host: contents that it lacks, or parts of them."""
+
+    pieces: tuple[Piece, ...]
+    contents: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class CommitFolder:
+    """Controller to host: all is there, use it. Answer: where the copy is."""
+
+    source: str
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from slurmmesh.actors.messages import ProcWelcome, StopProc
+from slurmmesh.actors.messages import ProcWelcome, StopProc, TakeLink
 from slurmmesh.errors import ExitCause, LinkClosed
+from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import ForkReply, ProcGone, SpawnProcs
-from slurmmesh.hosts.output import LogFile, Stream
 from slurmmesh.linux import kill_group, oom_kills
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
@@ -37,7 +37,7 @@ class HostedProc:
     def __init__(
         self,
         reactor: Reactor,
-        log: LogFile,
+        log: HostLog,
         spawn: SpawnProcs,
         rank: int,
         host: str,
@@ -60,9 +60,9 @@ class HostedProc:
         self._oom_kills = oom_kills()
         prefix = f"{spawn.name}[{rank}] "
         with contextlib.ExitStack() as undo:  # when descriptors run out half way
-            self._stdout = Stream(reactor, log, prefix)
+            self._stdout = log.stream(1, prefix, self.mesh, rank)
             undo.callback(self._stdout.finish)
-            self._stderr = Stream(reactor, log, prefix)
+            self._stderr = log.stream(2, prefix, self.mesh, rank)
             undo.callback(self._stderr.finish)
             ours, self._theirs = socket.socketpair()
             undo.pop_all()
@@ -107,6 +107,11 @@ class HostedProc:
         """Send it a frame; one that is dying does not get it."""
         with contextlib.suppress(LinkClosed):
             self._link.post(frame)
+
+    def hand_over(self, message: TakeLink, fd: int) -> None:
+        """Give it a descriptor, which is the link's from here on."""
+        with contextlib.suppress(LinkClosed):
+            self._link.post(Frame(Kind.CONTROL, dumps(message)[0]), (fd,))
 
     def signal(self, signum: int) -> None:
         """Send a signal to the process; no matter if it is gone."""

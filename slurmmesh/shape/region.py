@@ -146,6 +146,17 @@ class Region:
             raise IndexError(f"rank {rank} is not in {self}")
         return place
 
+    def pack(self) -> tuple[Any, ...]:
+        """The region as a tuple of plain values, which can be hashed; see :meth:`unpack`."""
+        extent = self.extent
+        return extent.labels, extent.sizes, self.offset, self.strides, self.table
+
+    @staticmethod
+    def unpack(packed: tuple[Any, ...]) -> Region:
+        """The region of which :meth:`pack` made this."""
+        labels, sizes, offset, strides, table = packed
+        return _make(Extent(labels, sizes), offset, strides, table)
+
     def __contains__(self, rank: object) -> bool:
         return isinstance(rank, int) and self._place_of(rank) is not None
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Buffer, Frame, FrameDecoder
-from slurmmesh.wire.identity import handshake_error
+from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
 
 HANDSHAKE_TIMEOUT_S = 20.0
@@ -32,6 +33,7 @@ _CHUNK = 1 << 16
 _READS_A_TURN = 64
 _MAX_PARTS = 64
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * 64)
+_NOT_INHERITED = (socket.MSG_CMSG_CLOEXEC,)
 
 
 class Link:
@@ -48,6 +50,7 @@ class Link:
     Args:
         authenticate: names the peer of the finished handshake, or raises IdentityError.
         first: of all links that have frames at one time, this one is read before the others.
+        driver: of the reactor, where the threads that wait for room run it themselves.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Link:
         on_open: Callable[[Link], Any] = lambda link: None,
         on_close: Callable[[Link, str], Any] = lambda link, reason: None,
         first: bool = False,
+        driver: Driver | None = None,
     ) -> None:
         self.peer = ""
         self.closed = False
@@ -70,10 +74,12 @@ class Link:
         self._authenticate = authenticate
         self._on_frame, self._on_open, self._on_close = on_frame, on_open, on_close
         self._first = first
+        self._driver = driver
         self._decoder = FrameDecoder()
         # One lock for both directions: OpenSSL allows one call at a time on a connection.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
+        self._wakers: list[Callable[[], Any]] = []
         # What is to be sent, each part with the position in the stream at which it ends, and the
         # descriptors that go with its first byte.
         self._queue: collections.deque[tuple[int, Buffer, tuple[int, ...]]] = collections.deque()
@@ -187,6 +193,11 @@ class Link:
         """
         with self._lock:
             goal = self._end if position is None else position
+        if self._sent >= goal or self.closed:
+            return True
+        if self._driver is not None:
+            return self._driver.wait(_Sent(self, goal), timeout)
+        with self._lock:
             return self._room.wait_for(lambda: self._sent >= goal or self.closed, timeout)
 
     def finish(self) -> None:
@@ -272,7 +283,9 @@ class Link:
             else:
                 incoming = decoder.incoming
                 if self._is_unix:
-                    incoming.extend(map(self._sock.recvmsg, (_CHUNK,), (_ROOM_FOR_FDS,)))
+                    incoming.extend(
+                        map(self._sock.recvmsg, (_CHUNK,), (_ROOM_FOR_FDS,), _NOT_INHERITED)
+                    )
                 else:
                     incoming.extend(
                         zip(map(self._sock.recv, (_CHUNK,)), *_NO_ANCILLARY, strict=False)
@@ -320,7 +333,7 @@ class Link:
         try:
             with self._lock:
                 self._flush()
-                self._room.notify_all()
+                self._tell_room()
                 if self._finishing and not self._queue:
                     # Not the method of an SSLSocket, which would forget about TLS.
                     socket.socket.shutdown(self._sock, socket.SHUT_WR)
@@ -389,7 +402,7 @@ class Link:
         with self._lock:
             self.closed = True
             self._drop_queue()
-            self._room.notify_all()
+            self._tell_room()
         _open_links.discard(self)
         _close_all(self._decoder.forsake())
         if self._deadline is not None:
@@ -408,6 +421,11 @@ class Link:
         with contextlib.suppress(OSError):
             self._sock.close()
 
+    def _tell_room(self) -> None:
+        self._room.notify_all()
+        for wake in list(self._wakers):
+            wake()
+
     def _drop_queue(self) -> None:
         for _, _, fds in self._queue:
             _close_all(fds)
@@ -421,7 +439,48 @@ def _close_all(fds: Iterable[int]) -> None:
 
 _NO_ANCILLARY: tuple[Any, ...] = (([],), (0,), (None,))
 """What ``recvmsg`` would give besides the bytes."""
+
+
+class _Sent:
+    """That a link has sent up to a position, as something to wait for (``wire/driver.py``)."""
+
+    def __init__(self, link: Link, goal: int) -> None:
+        self._link = link
+        self._goal = goal
+
+    def done(self) -> bool:
+        return self._link._sent >= self._goal or self._link.closed
+
+    def add_waker(self, wake: Callable[[], Any]) -> None:
+        self._link._wakers.append(wake)
+        if self.done():
+            wake()
+
+    def remove_waker(self, wake: Callable[[], Any]) -> None:
+        with contextlib.suppress(ValueError):
+            self._link._wakers.remove(wake)
+
+
 _open_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def cut_off(revoked: Revoked) -> None:
+    """Close this process's TLS links to members that are revoked.
+
+    Args:
+        revoked: of the credentials that the links were made with; those of other jobs stay.
+    """
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread made a link meanwhile
+            links = list(_open_links)
+            break
+    for link in links:
+        if (
+            link.peer in revoked
+            and link._tls is not None
+            and getattr(link._tls.context, "revoked", None) is revoked
+        ):
+            link.close(f"the certificate of {link.peer} is revoked")
 
 
 def _after_fork_in_child() -> None:

@@ -1,0 +1,200 @@
+"""Direct links: from a caller's process straight to one proc, past the host agents.
+
+A place is where one rank of a mesh is found. Messages to it go over its direct link when there
+is one, and by the hosts otherwise; never over both at a time, so that they keep their order.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.future import Future
+from slurmmesh.wire.batches import BatchLink
+from slurmmesh.wire.codec import loads
+from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.links import Link
+
+Sink = Callable[[Any, BaseException | None], Any]
+"""Takes a value, or an error."""
+
+
+class DirectLink(BatchLink):
+    """The caller's end. Knows which calls are open and settles them as answers come.
+
+    Calls are numbered in the order they are sent; a cast has its number negative. The proc
+    ignores what it has seen already, so a message may be sent twice without harm.
+
+    Args:
+        driver: of the loop it belongs to.
+        authenticate: see ``Link``.
+        on_down: told once when it is closed, with the reason; open calls stay open until
+            ``fail_all``, because another may know better why.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        sock: socket.socket,
+        authenticate: Callable[[socket.socket], str],
+        on_down: Callable[[DirectLink, str], Any],
+        on_up: Callable[[Link], Any] = lambda link: None,
+    ) -> None:
+        super().__init__(
+            driver.reactor,
+            sock,
+            authenticate=authenticate,
+            on_open=on_up,
+            on_frame=self._answered,
+            on_close=lambda _link, reason: on_down(self, reason),
+        )
+        self.driver = driver
+        self._open: dict[int, Future[Any] | Sink] = {}
+        self._number = 0
+        self._last_cast = 0
+        self._last_answer = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all that was sent is known to have arrived."""
+        return not self._open and self._last_cast <= self._last_answer
+
+    def call_plain(
+        self, actor: int, method: str, args: tuple[Any, ...], where: Any, future: Future[Any]
+    ) -> None:
+        """Call with plain arguments only (``wire/batches.py``). Raises LinkClosed."""
+        with self._lock:
+            self._number = number = self._number + 1
+            self._open[number] = future
+            try:
+                self.add(Kind.CALLS, (number, actor, method, args, where))
+            except BaseException:
+                del self._open[number]
+                raise
+
+    def cast_plain(self, actor: int, method: str, args: tuple[Any, ...], where: Any) -> None:
+        """Cast with plain arguments only. Raises LinkClosed."""
+        with self._lock:
+            self._number = self._last_cast = number = self._number + 1
+            self.add(Kind.CALLS, (-number, actor, method, args, where))
+
+    def send_message(self, frame: Frame, sink: Sink | None) -> int:
+        """Send a CALL with the sink of its answer, or a CAST, without waiting; see ``Link.post``.
+
+        Raises LinkClosed, FrameError: then the sink gets nothing.
+        """
+        with self._lock:
+            self._number = number = self._number + 1
+            frame.call = number
+            if sink is None:
+                self._last_cast = number
+                return self.post(frame)
+            self._open[number] = sink
+            try:
+                return self.post(frame)
+            except BaseException:
+                del self._open[number]
+                raise
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every open call with an error."""
+        while self._open:
+            try:
+                _, waiting = self._open.popitem()
+            except KeyError:
+                return
+            if isinstance(waiting, Future):
+                waiting.set_exception(error)
+            else:
+                waiting(None, error)
+
+    def _answered(self, _link: Link, frame: Frame) -> None:
+        # May come twice, see Link: what is settled already stays as it is.
+        waiting: Future[Any] | Sink | None
+        if frame.kind is Kind.RESULTS:
+            opened = self._open
+            for number, value in loads(frame.body):
+                waiting = opened.get(number)
+                if waiting is None:
+                    continue
+                if type(waiting) is Future:
+                    waiting.set_result(value)
+                else:
+                    waiting(value, None)  # type: ignore[operator]
+                opened.pop(number, None)
+            self._last_answer = max(self._last_answer, number)
+        elif frame.kind in (Kind.RESULT, Kind.ERROR):
+            waiting = self._open.get(frame.call)
+            if waiting is not None:
+                value, error = answer_of(frame)
+                if not isinstance(waiting, Future):
+                    waiting(value, error)
+                elif error is not None:
+                    waiting.set_exception(error)
+                else:
+                    waiting.set_result(value)
+                self._open.pop(frame.call, None)
+            self._last_answer = max(self._last_answer, frame.call)
+
+
+def answer_of(frame: Frame) -> tuple[Any, BaseException | None]:
+    """The value or the error of a RESULT or ERROR frame."""
+    # Loading runs code of the user's classes, which may raise anything.
+    try:
+        value = loads(frame.body, frame.buffers)
+        if frame.kind is not Kind.ERROR:
+            return value, None
+        return None, value.rebuild() if isinstance(value, Failure) else value
+    except BaseException as error:
+        return None, not_loaded(error)
+
+
+def not_loaded(error: BaseException) -> Exception:
+    """An answer that came but cannot be used here; only an Exception may reach the caller."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"an answer cannot be loaded: {type(error).__name__}: {error}")
+
+
+class Place:
+    """Where one rank is found, as one caller knows it.
+
+    Attributes:
+        direct: the link to use now; None: by the hosts.
+        link: the direct link there is, whether it may be used now or not.
+        asked: a direct link was asked for.
+        under_way: messages by the hosts that are not known to have arrived.
+    """
+
+    __slots__ = ("asked", "direct", "link", "under_way")
+
+    def __init__(self) -> None:
+        self.direct: DirectLink | None = None
+        self.link: DirectLink | None = None
+        self.asked = False
+        self.under_way = 0
+
+    def connect(self, link: DirectLink) -> None:
+        """There is a direct link now."""
+        self.link = link
+        if not self.under_way:
+            self.direct = link
+
+    def disconnect(self) -> DirectLink | None:
+        """The direct link, if there was one, is of no use any more."""
+        link, self.link, self.direct, self.asked = self.link, None, None, False
+        return link
+
+    def depart(self) -> None:
+        """A message goes by the hosts."""
+        self.under_way += 1
+        self.direct = None
+
+    def arrive(self) -> None:
+        """It is known to have arrived, or never will."""
+        self.under_way -= 1
+        if not self.under_way:
+            self.direct = self.link

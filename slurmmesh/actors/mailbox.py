@@ -1,0 +1,66 @@
+"""What waits to be handled by one thread, in order."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """A queue that one thread empties and any may fill; can be waited for (``Awaited``)."""
+
+    def __init__(self) -> None:
+        self._items: collections.deque[T] = collections.deque()
+        self._wake: Callable[[], Any] | None = None
+
+    def put(self, item: T) -> None:
+        """Add an item and wake who waits."""
+        self._items.append(item)
+        wake = self._wake
+        if wake is not None:
+            wake()
+
+    def take(self) -> T:
+        """The oldest item. Raises IndexError if there is none."""
+        return self._items.popleft()
+
+    def clear(self) -> list[T]:
+        """Drop all items; returns them."""
+        items = []
+        with contextlib.suppress(IndexError):
+            while True:
+                items.append(self._items.popleft())
+        return items
+
+    def done(self) -> bool:
+        """Whether there is an item."""
+        return bool(self._items)
+
+    def add_waker(self, wake: Callable[[], Any]) -> None:
+        """Call ``wake()`` when an item comes, at once if there is one; of one thread only."""
+        self._wake = wake
+        if self._items:
+            wake()
+
+    def remove_waker(self, _wake: Callable[[], Any]) -> None:
+        """Take that back."""
+        self._wake = None
+
+    def wait(self) -> None:
+        """Wait for an item, doing nothing else."""
+        bell = threading.Lock()
+        bell.acquire()
+
+        def ring() -> None:
+            with contextlib.suppress(RuntimeError):
+                bell.release()
+
+        while not self._items:
+            self.add_waker(ring)
+            bell.acquire()
+        self._wake = None

@@ -1,0 +1,88 @@
+"""Links whose small messages travel many in one frame."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from typing import Any
+
+from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.links import Link
+
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+"""Types of values that may go into a batch: nobody can change them before it is sent."""
+PLAIN_SIZE = 1024
+"""A text or bytes longer than this goes in a frame of its own."""
+
+_MAX_ITEMS = 32
+_APART_S = 0.0002
+"""A message that comes so long after the last batch goes at once, alone."""
+
+
+class BatchLink(Link):
+    """A link that gathers items of one kind and sends them as one pickled list.
+
+    What is gathered is sent before anything else is, when there are many items, and at the latest
+    before a thread waits for news or when the background looks (``wire/driver.py``).
+    """
+
+    _kind = Kind.CALLS
+    _sent_at = 0.0
+    _announced = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._batch: list[Any] = []
+
+    def add(self, kind: Kind, item: Any) -> None:
+        """Send an item of plain values, soon; ``kind`` names the frame of a list of such.
+
+        A signal handler that raises in the middle may have it sent twice.
+
+        Raises:
+            LinkClosed: the link is closed.
+        """
+        if kind is not self._kind:
+            self.flush()
+            self._kind = kind
+        batch = self._batch
+        batch.append(item)
+        if len(batch) >= _MAX_ITEMS or time.monotonic() - self._sent_at > _APART_S:
+            self.flush()
+        elif not self._announced:
+            self._announced = True
+            self._reactor.before_wait(self._flush_quietly)
+
+    def flush(self) -> None:
+        """Send what is gathered. Raises LinkClosed as ``post`` does."""
+        if not self._batch or self._posting == threading.get_ident():
+            return
+        with self._lock:
+            batch = self._batch[:]
+            if batch:
+                try:
+                    super().post(Frame(self._kind, pickle.dumps(batch, protocol=5)))
+                finally:
+                    del self._batch[: len(batch)]
+                    self._sent_at = time.monotonic()
+
+    def post(self, frame: Frame, fds: tuple[int, ...] = ()) -> int:
+        """See ``Link.post``."""
+        with self._lock:
+            self.flush()
+            return super().post(frame, fds)
+
+    def _flush_quietly(self) -> None:
+        self._announced = False
+        if not self.closed:
+            self.flush()
+
+
+def is_plain(values: tuple[Any, ...]) -> bool:
+    """Whether all these may go into a batch."""
+    for value in values:
+        kind = type(value)
+        if kind not in PLAIN or ((kind is str or kind is bytes) and len(value) > PLAIN_SIZE):
+            return False
+    return True
