@@ -139,6 +139,7 @@ def test_a_crash_of_pytest_leaves_no_process(tmp_path: Path) -> None:
     assert not is_running(tmp_path / "orphan.pid")
 
 
+@pytest.mark.slow
 def test_a_skipped_slurm_test_fails_where_slurm_is_required(tmp_path: Path) -> None:
     assert run_pytest(tmp_path, SKIPPED)[0] == 0
     code, printed = run_pytest(tmp_path, SKIPPED, "--require-slurm")

@@ -248,6 +248,7 @@ def test_an_exception_comes_with_its_type_text_traceback_and_rank(actors):
     assert actors.add.call(1).get(20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"), [("odd", "odd 1 and 2"), ("unpicklable", "holds a lock")]
 )
@@ -377,6 +378,7 @@ def test_stop_kills_what_does_not_end_in_its_grace(hosts, tmp_path):
         running.get(20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stop", "generator"])
 def test_what_is_no_exception_fails_its_call_alone_on_any_thread(procs, name):
     for actors in (procs.spawn("first", Sample), procs.spawn("second", Sample)):
@@ -402,6 +404,7 @@ def test_a_child_that_an_endpoint_forked_does_not_speak_for_the_actor(procs, tmp
     assert actors.size() == 4
 
 
+@pytest.mark.slow
 def test_more_arrays_than_a_frame_has_places_for(actors):
     back = actors.slice(hosts=0, gpus=0).many_arrays.call_one(70_000).get(60)
     assert len(back) == 70_000

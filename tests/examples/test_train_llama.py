@@ -170,6 +170,7 @@ def test_kills_hardly_change_the_loss(tmp_path, mode):
     assert len(set(held_out.split(": ")[1].split(", "))) == 1  # all replicas ended equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -187,6 +188,7 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path, arguments, words):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_told_before_training(tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("")

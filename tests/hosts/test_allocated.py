@@ -101,6 +101,7 @@ def alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_without_a_goodbye_is_noticed_and_the_rest_goes_on(
     tmp_path: Path, outlives_tests: Callable[[Path], AbstractContextManager[None]]
 ):

@@ -91,6 +91,7 @@ def next_event(events: queue.Queue[ProcEvent], kind: str) -> ProcEvent:
             return event
 
 
+@pytest.mark.slow
 def test_a_death_names_rank_host_signal_and_last_words_and_the_rest_goes_on(hosts, tmp_path):
     procs = hosts.spawn_procs({"gpus": 2}, name="victims")
     actors = procs.spawn("victim", Victim, str(tmp_path))
@@ -108,6 +109,7 @@ def test_a_death_names_rank_host_signal_and_last_words_and_the_rest_goes_on(host
     assert event["stderr"] == ["my last words"]
 
 
+@pytest.mark.slow
 def test_every_rank_of_a_host_writes_to_one_file_with_its_rank(hosts, tmp_path):
     procs = hosts.spawn_procs({"gpus": 2}, name="talkers")
     actors = procs.spawn("talker", Victim, str(tmp_path))
@@ -144,6 +146,7 @@ def test_a_supervised_rank_comes_back_under_the_same_reference(hosts, tmp_path, 
     assert len(events_of(tmp_path, "proc_restarted")) == (2 if strategy == "one_for_one" else 4)
 
 
+@pytest.mark.slow
 def test_a_mesh_that_fails_too_often_is_given_up_with_its_last_cause(hosts, tmp_path):
     rule = sm.Supervision("one_for_one", max_restarts=1, within_s=60)
     procs = hosts.spawn_procs(name="unlucky", supervise=rule)
@@ -190,6 +193,7 @@ def test_a_lost_host_ends_its_procs_and_names_itself(hosts, tmp_path):
     assert [event["name"] for event in events_of(tmp_path, "host_lost")] == ["local1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "max_restarts"), [("one_for_one", 2), ("one_for_one", 0), ("one_for_all", 2)]
 )
@@ -222,6 +226,7 @@ def test_a_supervised_mesh_loses_with_a_host_what_the_strategy_says(
     procs.stop().get(20)
 
 
+@pytest.mark.slow
 def test_a_stalled_file_system_does_not_end_the_job(tmp_path, monkeypatch):
     """Pipes that nobody reads from take the place of the logs and of the event log."""
     for name in ("HOST_SILENCE_S", "LEASE_S"):
@@ -249,6 +254,7 @@ def full_pipe(path: Path) -> int:
     return reader
 
 
+@pytest.mark.slow
 def test_a_host_that_was_given_up_and_comes_back_ends_its_procs(hosts, tmp_path, monkeypatch):
     actors = hosts.spawn_procs(name="housed").spawn("housed", Victim, str(tmp_path))
     pids = list(actors.pid.call().get(20).values())
@@ -271,6 +277,7 @@ def test_a_host_ends_its_procs_before_it_is_given_up():
     assert roster.LEASE_S + 2 * roster.HEARTBEAT_S < roster.HOST_SILENCE_S
 
 
+@pytest.mark.slow
 def test_procs_outlive_the_fork_server_and_a_new_one_is_started(hosts, tmp_path):
     procs = hosts.spawn_procs(name="outliving")
     actors = procs.spawn("outliving", Victim, str(tmp_path))
@@ -312,6 +319,7 @@ class Moody(sm.Actor):
         return sm.context().incarnation
 
 
+@pytest.mark.slow
 def test_a_constructor_that_fails_in_a_restart_is_one_more_failure(hosts, tmp_path):
     rule = sm.Supervision("one_for_one", max_restarts=4, within_s=60)
     procs = hosts.slice(hosts=0).spawn_procs(name="moody", supervise=rule)
@@ -329,6 +337,7 @@ def test_a_constructor_that_fails_in_a_restart_is_one_more_failure(hosts, tmp_pa
         actors.incarnation.call_one().get(20)
 
 
+@pytest.mark.slow
 def test_a_stop_wins_over_a_restart_at_any_moment(hosts, tmp_path):
     agents = [event["pid"] for event in events_of(tmp_path, "host_up")]
     events: queue.Queue[ProcEvent] = queue.Queue()
@@ -364,6 +373,7 @@ def test_a_call_to_a_dead_rank_ends_when_its_host_is_lost_before_it_answers(host
         unanswered.get(20)
 
 
+@pytest.mark.slow
 def test_an_agent_that_hangs_does_not_hold_up_the_end(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr("slurmmesh.hosts.roster.AGENT_GRACE_S", 0.1)
     procs = hosts.spawn_procs(name="frozen")
@@ -464,6 +474,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_controller_that_dies(signum):
     with subprocess.Popen(
@@ -480,6 +491,7 @@ def test_nothing_outlives_a_controller_that_dies(signum):
     wait_until(lambda: not any(map(exists, pids)), "all procs and their children end")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_up_has_its_pid_from_the_beginning(hosts, tmp_path):
     for number in range(5):
         procs = hosts.spawn_procs({"gpus": 2}, name=f"named{number}")

@@ -88,6 +88,7 @@ def test_a_program_runs_on_the_hosts_of_its_job_with_its_arguments(tmp_path):
     assert events[-1]["exit_code"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
@@ -105,17 +106,20 @@ def test_the_exit_code_tells_how_the_program_ended(tmp_path, body, code, words):
     assert events_of(tmp_path / "job")[-1]["exit_code"] == code
 
 
+@pytest.mark.slow
 def test_spare_hosts_are_kept_apart(tmp_path):
     done = program(tmp_path, "print(len(job.hosts.names), job.spares.names)", SLURMMESH_SPARES="1")
     assert "2 ['local2']" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_module_can_be_run(tmp_path):
     (tmp_path / "my_module.py").write_text("import sys; print('module', sys.argv[1:])")
     done = run(tmp_path, "-m", "my_module", "x")
     assert (done.returncode, "module ['x']" in done.stdout) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [(("missing.py",), "no script missing.py"), ((), "no program given"), (("-m",), "no program")],
@@ -188,6 +192,7 @@ def outside(folder: Path, body: str, **more: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_a_local_job_lies_where_submits_do_and_tells_its_beginning_and_end(tmp_path):
     root = tmp_path / "elsewhere"
     done = outside(tmp_path, "sm.job_or_local().hosts", SLURMMESH_JOB_ROOT=str(root))
@@ -216,6 +221,7 @@ def test_a_program_that_nobody_submitted_ends_with_the_same_codes(tmp_path, body
     assert ("Traceback" in done.stderr) == (lines > 1)
 
 
+@pytest.mark.slow
 def test_this_host_is_one_host_without_dimensions(tmp_path):
     code = """
 import slurmmesh as sm
@@ -236,6 +242,7 @@ print(len(procs.spawn("v", Victim, "").pid.call().get(30)), procs.sizes)
     assert done.stdout.splitlines() == ["{} True", "3 {'gpus': 3}"]
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_start_leaves_its_exit_code_too(tmp_path):
     (tmp_path / "job").mkdir()
     done = run(tmp_path, "x.py", SLURMMESH_CLUSTER="slurm")  # but there is no allocation

@@ -132,6 +132,7 @@ def test_an_agent_that_breaks_at_import_is_told_with_its_exit_code(tmp_path, mon
         sm.local_hosts(1, tmp_path)
 
 
+@pytest.mark.slow
 def test_files_of_the_working_folder_do_not_take_the_place_of_pythons(tmp_path):
     for name in ("queue.py", "socket.py", "random.py"):
         (tmp_path / name).write_text("raise SystemExit('the wrong module')")
@@ -151,6 +152,7 @@ def test_a_host_of_another_version_is_refused(tmp_path, monkeypatch):
         sm.local_hosts(1, tmp_path)
 
 
+@pytest.mark.slow
 def test_out_of_descriptors_some_procs_fail_and_the_others_work():
     code = """
 import slurmmesh as sm
@@ -211,6 +213,7 @@ class Reader(sm.Actor):
         return {name: os.environ[name] for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -245,6 +248,7 @@ def test_a_job_of_impossible_size_is_a_usage_error(tmp_path, nodes, spares):
         sm.local_hosts(nodes and -1)
 
 
+@pytest.mark.slow
 def test_two_jobs_of_one_program_keep_their_events_apart(tmp_path):
     first = sm.local_hosts(1, tmp_path / "first")
     second = sm.local_hosts(1, tmp_path / "second")
@@ -319,6 +323,7 @@ class _Bomb:
         return open, (str(self.path), "w")
 
 
+@pytest.mark.slow
 def test_strangers_are_not_listened_to_and_hold_nobody_up(listening, tmp_path, capfd):
     mark = tmp_path / "exploded"
     frame = Frame(Kind.HELLO, pickle.dumps(_Bomb(mark)))
@@ -358,6 +363,7 @@ def test_strangers_are_not_listened_to_and_hold_nobody_up(listening, tmp_path, c
         sock.close()
 
 
+@pytest.mark.slow
 def test_closing_a_job_in_a_callback_is_refused_and_twice_is_once(tmp_path):
     job = Job("local-test", "local", tmp_path, 1)
     procs = job.hosts.spawn_procs(name="one")
@@ -379,6 +385,7 @@ def test_closing_a_job_in_a_callback_is_refused_and_twice_is_once(tmp_path):
         job.hosts.spawn_procs(name="late")
 
 
+@pytest.mark.slow
 def test_a_close_that_was_interrupted_goes_on_when_called_again(tmp_path, monkeypatch):
     hosts = sm.local_hosts(1, tmp_path)
     assert hosts.spawn_procs().spawn("a", Plain).pid.call().get(30)
@@ -396,6 +403,7 @@ def test_a_close_that_was_interrupted_goes_on_when_called_again(tmp_path, monkey
     assert hosts.stopped
 
 
+@pytest.mark.slow
 def test_this_host_is_started_anew_after_it_was_stopped():
     first = sm.this_host()
     assert sm.this_host() is first

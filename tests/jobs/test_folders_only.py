@@ -37,6 +37,7 @@ def test_jobs_that_ended_are_told_by_their_record(shell: Any) -> None:
     assert "no record of its end" in table["3"]["why"]
 
 
+@pytest.mark.slow
 def test_the_newest_are_shown_oldest_first(shell: Any) -> None:
     for number in range(1, 6):
         folder = shell.make_job(str(number), ENDED, name="x", submitted=NOW - 100 + number)
@@ -102,6 +103,7 @@ def test_what_cannot_be_is_refused(shell: Any, words: list[str], told: str) -> N
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_names_do_not_mess_the_table(shell: Any) -> None:
     shell.make_job("1", ENDED, name="evil\x1b[2J\nname\tö\udc80", submitted=NOW)
     done = shell.run("list", "-n", "-o", "jobname%30,state")
@@ -126,6 +128,7 @@ def test_the_reader_may_go(shell: Any) -> None:
     assert process.wait(60) == 141
 
 
+@pytest.mark.slow
 def test_status_of_a_job_with_any_event_log(shell: Any) -> None:
     folder = shell.make_job("5", ENDED, name="x", submitted=NOW) / "attempt-0"
     done = shell.run("status", "5")
@@ -194,6 +197,7 @@ def test_a_job_is_found_by_any_name(shell: Any, monkeypatch: pytest.MonkeyPatch)
     assert newest(root).id == "12_3"
 
 
+@pytest.mark.slow
 def test_the_index_finds_jobs_of_another_root(shell: Any) -> None:
     folder = shell.make_job("4", ENDED, name="far", submitted=NOW)
     far = shell.folder / "far"
@@ -241,6 +245,7 @@ def test_logs_of_a_job_that_ended(shell: Any) -> None:
     assert f"no logs in {empty / 'attempt-0'}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_report_takes_a_jobs_folder_or_id(shell: Any) -> None:
     folder = shell.make_job("4", ENDED, ENDED)
     log = folder / "attempt-1" / "events.jsonl"
@@ -265,6 +270,7 @@ def test_two_thousand_jobs_are_listed(shell: Any) -> None:
     assert len(shell.table("--all")) == 2000
 
 
+@pytest.mark.slow
 def test_an_array_needs_a_task_for_its_logs(shell: Any) -> None:
     shell.make_job("4", id="4", options={"array": "0-2"})
     done = shell.run("logs", "4")
@@ -277,6 +283,7 @@ def test_an_array_needs_a_task_for_its_logs(shell: Any) -> None:
     assert "name one of its tasks: 4_1, 4_2" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_array_with_many_holes_is_listed(shell: Any) -> None:
     """The list of its tasks that never started is longer than a file's name may be."""
     options = {"array": "0-999"}
@@ -288,6 +295,7 @@ def test_an_array_with_many_holes_is_listed(shell: Any) -> None:
     assert "7_[1,3,5,7," in done.stdout
 
 
+@pytest.mark.slow
 def test_an_array_counts_as_its_tasks(shell: Any) -> None:
     """Two arrays, plain jobs between them; tasks of the second that never started are one line."""
     order = []

@@ -138,6 +138,7 @@ def test_midnight_is_no_way_back() -> None:
     assert clock.time_of(early) >= 86400  # a little disorder is no new day
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 80_000)).map(sorted), max_size=5))
 def test_each_line_comes_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, times: list[list[int]]

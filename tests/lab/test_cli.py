@@ -28,6 +28,7 @@ def root_of(conf: str) -> str:
 # -- exec -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @slurm
 def test_exec_runs_a_command_on_sixteen_nodes_and_leaves_nothing(cli: Any, is_gone: Gone) -> None:
     done = cli.run("exec", "--nodes", "16", "--", "sh", "-c", "sinfo -h -o %D; echo $SLURM_CONF")
@@ -82,6 +83,7 @@ def test_exec_restores_what_python_changes_about_signals(cli: Any) -> None:
     assert "roken pipe" not in done.stderr
 
 
+@pytest.mark.slow
 @slurm
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_exec_reaches_the_command_and_ends_all(
@@ -154,6 +156,7 @@ def _read_line(screen: Any, lines: list[str]) -> str:
     return lines[-1]
 
 
+@pytest.mark.slow
 @slurm
 def test_exec_killed_while_the_lab_starts_leaves_nothing(
     cli: Any, wait_until: Wait, tmp_path: Path
@@ -206,6 +209,7 @@ def test_what_the_command_left_running_ends_with_the_lab(cli: Any, is_gone: Gone
 # -- up and down ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @slurm
 def test_up_prints_what_a_shell_can_eval_and_down_ends_it(cli: Any, is_gone: Gone) -> None:
     up = cli.run("up", "--nodes", "2")
@@ -231,6 +235,7 @@ def test_up_prints_what_a_shell_can_eval_and_down_ends_it(cli: Any, is_gone: Gon
     assert f"no lab is running in {root}" in again.stderr
 
 
+@pytest.mark.slow
 @slurm
 def test_down_asks_which_of_several(cli: Any, is_gone: Gone) -> None:
     roots = [
@@ -249,6 +254,7 @@ def test_down_asks_which_of_several(cli: Any, is_gone: Gone) -> None:
     assert all(map(is_gone, roots))
 
 
+@pytest.mark.slow
 @slurm
 def test_down_spares_a_lab_that_its_own_program_ends(cli: Any) -> None:
     with Lab(nodes=1) as lab:
@@ -278,6 +284,7 @@ def test_ctrl_c_while_it_loads_is_quiet(cli: Any) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 @slurm
 def test_a_lab_that_is_up_survives_its_terminal_and_outer_lab(cli: Any, is_gone: Gone) -> None:
     """`up` inside of `exec`: the outer lab's end is not the inner one's."""

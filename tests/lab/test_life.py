@@ -52,6 +52,7 @@ def test_nothing_is_left_after_a_lab_with_running_jobs(
     lab.stop()
 
 
+@pytest.mark.slow
 def test_a_task_gets_sigterm_before_it_is_killed(
     tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_task_gets_sigterm_before_it_is_killed(
     assert (tmp_path / "tidied").read_text() == "tidied\n"
 
 
+@pytest.mark.slow
 def test_labs_started_at_the_same_time_do_not_meet() -> None:
     labs = [Lab(3) for _ in range(3)]
     threads = [threading.Thread(target=lab.start) for lab in labs]
@@ -79,6 +81,7 @@ def test_labs_started_at_the_same_time_do_not_meet() -> None:
             lab.stop()
 
 
+@pytest.mark.slow
 def test_a_port_lost_to_another_program_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The race that remains: a program takes a port between the look and the daemon's bind."""
     program = (
@@ -112,6 +115,7 @@ def test_ports_of_a_lab_that_has_just_ended_are_free_again() -> None:
     assert all(ports.is_free(port) for port in used)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victims", [["lab-keeper"], ["lab-manager"], ["lab-keeper", "lab-manager"]]
 )

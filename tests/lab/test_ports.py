@@ -66,6 +66,7 @@ def test_a_claim_dies_with_its_process() -> None:
     freed.close()
 
 
+@pytest.mark.slow
 def test_too_many_ports_are_refused() -> None:
     with closing(PortClaims()) as claims, pytest.raises(LabError, match="no 70000 free"):
         claims.claim(70000)

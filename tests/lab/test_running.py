@@ -53,6 +53,7 @@ def test_gpus_are_seen_by_the_tasks_they_were_given_to(lab: Lab) -> None:
     assert "gpu:mi300x:8" in lab.run("sinfo", "-h", "-o", "%G").stdout
 
 
+@pytest.mark.slow
 def test_a_batch_job_finds_the_lab_with_any_environment(
     lab: Lab, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_batch_job_finds_the_lab_with_any_environment(
     assert "_SLURMMESH_LAB" not in text
 
 
+@pytest.mark.slow
 def test_a_drained_node_gets_no_job_until_it_is_resumed(
     lab: Lab, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:

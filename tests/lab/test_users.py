@@ -62,6 +62,7 @@ def run_as(
 JOB = "id -u; echo $SLURM_CONF; srun -N2 id -u; srun -N1 -G1 sh -c 'echo gpu $ROCR_VISIBLE_DEVICES'"
 
 
+@pytest.mark.slow
 def test_a_plain_user_runs_jobs_as_that_user(public: Path, is_gone: Callable[[str], bool]) -> None:
     done = run_as(NOBODY, public, "exec", "--nodes", "2", "--", "sh", "-c", JOB)
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,6 +86,7 @@ def test_a_user_without_a_name_gets_one_clear_error(public: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("become", [[], NOBODY], ids=["root", "nobody"])
 @pytest.mark.parametrize(
     ("name", "hosts"),
@@ -108,6 +110,7 @@ def test_the_machines_name_does_not_matter(
     assert done.stdout.splitlines()[:3] == [name] * 3
 
 
+@pytest.mark.slow
 def test_cgroup_v2_without_systemd_does_no_harm(public: Path) -> None:
     """As in most containers; slurmd's own choice of plugin fails there."""
     before = "mount --make-rprivate / && mount -t cgroup2 none /sys/fs/cgroup"
@@ -115,6 +118,7 @@ def test_cgroup_v2_without_systemd_does_no_harm(public: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "65534\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["missing", "long", "full"])
 def test_a_bad_tmpdir_gives_a_lab_elsewhere(public: Path, bad: str) -> None:
     folder = public / ("l" * 90 if bad == "long" else bad)

@@ -247,6 +247,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_member_that_never_comes_does_not_hold_the_setup_for_a_collectives_time():
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120

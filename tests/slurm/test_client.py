@@ -128,6 +128,7 @@ def test_banners_around_a_table(client: Callable[..., SlurmClient], squeue: Make
     assert (info.state, info.name) == (JobState.COMPLETED, "7")
 
 
+@pytest.mark.slow
 def test_many_jobs_are_asked_for_again_while_slurm_restarts(
     client: Callable[..., SlurmClient], squeue: MakeTable, tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_without_accounting_sacct_is_asked_once(
     assert (tmp_path / "bin/tries").read_text() == "x\n"
 
 
+@pytest.mark.slow
 def test_sacct_that_failed_is_asked_again_later(
     client: Callable[..., SlurmClient],
     squeue: MakeTable,
@@ -245,6 +247,7 @@ def test_a_federated_job_of_a_named_cluster_is_looked_for_in_all(
     assert {job: info.cluster for job, info in slurm.jobs([ref]).items()} == {ref: "b"}
 
 
+@pytest.mark.slow
 def test_a_federated_job_whose_cluster_is_not_heard_is_not_over(
     client: Callable[..., SlurmClient], squeue: MakeTable, sacct: MakeTable
 ) -> None:
@@ -261,6 +264,7 @@ def test_a_federated_job_whose_cluster_is_not_heard_is_not_over(
     assert info.state is JobState.FAILED
 
 
+@pytest.mark.slow
 def test_the_partitions_of_named_clusters(
     client: Callable[..., SlurmClient], tmp_path: Path
 ) -> None:
@@ -333,6 +337,7 @@ def test_a_submit_passes_warnings_on(client: Callable[..., SlurmClient], tmp_pat
     assert (tmp_path / "bin/script").read_bytes() == b"the script \xff\n"
 
 
+@pytest.mark.slow
 def test_tries_again_while_the_controller_refuses_connections(
     client: Callable[..., SlurmClient],
 ) -> None:
@@ -344,6 +349,7 @@ def test_tries_again_while_the_controller_refuses_connections(
     assert slurm.submit("") == JobRef("9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [
@@ -390,6 +396,7 @@ def test_tells_what_slurm_said_and_what_to_do(
     assert caught.value.advice
 
 
+@pytest.mark.slow
 def test_asks_only_for_a_while_whether_slurm_is_up(
     client: Callable[..., SlurmClient], tmp_path: Path
 ) -> None:
@@ -426,6 +433,7 @@ def test_does_not_wait_where_slurm_is_not_set_up(
     assert (tmp_path / "bin/tries").read_text() == "x\n"
 
 
+@pytest.mark.slow
 def test_an_interrupt_cuts_a_slow_command_short(fake: Fake) -> None:
     environ = fake(sbatch="sleep 60 & exec sleep 60")
     slurm = SlurmClient(SETTINGS, environ, interrupted=lambda: True)

@@ -55,6 +55,7 @@ def shown(lab: Lab, ref: JobRef, form: str) -> str:
     return lab.run("squeue", "-h", "-t", "all", "-j", ref.id, "-o", form).stdout.removesuffix("\n")
 
 
+@pytest.mark.slow
 @given(name=VALUE, comment=VALUE)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -118,6 +119,7 @@ def test_sbatch_is_deaf_to_the_users_shell(lab: Lab, held: SlurmJob) -> None:
     assert info.state is JobState.PENDING
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_hostile_name(
     client: SlurmClient, tmp_path: Path, wait_until: Callable[[Callable[[], object]], None]
 ) -> None:

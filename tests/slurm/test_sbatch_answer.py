@@ -64,6 +64,7 @@ def submit(
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sbatch", "ref", "warning"),
     [
@@ -134,6 +135,7 @@ def test_squeue_does_not_answer(
         submit(sbatch, SILENT)
 
 
+@pytest.mark.slow
 def test_a_refusal_needs_no_squeue(submit: Callable[..., tuple[JobRef, list[str]]]) -> None:
     with pytest.raises(SubmitError, match="you may not use this QOS"):
         submit(f"echo 50; {REFUSED}; exit 1", SILENT)

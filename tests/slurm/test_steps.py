@@ -65,6 +65,7 @@ def test_functions_run_as_steps_where_they_are_told(in_an_allocation: Callable[.
     assert told["end"] == "its srun exited with code 0"
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_what_is_not_asked_for_is_all_that_the_job_has(
     in_an_allocation: Callable[..., Any],
@@ -85,6 +86,7 @@ def test_what_is_not_asked_for_is_all_that_the_job_has(
     assert told == [["6", "0,1"]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_steps_that_fail_die_or_are_cancelled(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
@@ -127,6 +129,7 @@ def test_steps_that_fail_die_or_are_cancelled(in_an_allocation: Callable[..., An
     assert told["done"]
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_an_end_is_seen_at_once_by_the_pidfd(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
@@ -149,6 +152,7 @@ def test_an_end_is_seen_at_once_by_the_pidfd(in_an_allocation: Callable[..., Any
     assert told == [True, 0, True, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_ctrl_c_at_the_terminal_does_not_reach_the_steps(
     in_an_allocation: Callable[..., Any],
@@ -170,6 +174,7 @@ def test_a_ctrl_c_at_the_terminal_does_not_reach_the_steps(
     assert told == "still here"
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_step_of_several_nodes(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
@@ -273,6 +278,7 @@ def test_the_options_of_srun() -> None:
     } <= set(options)
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_submitits_auto_executor_finds_it(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(

@@ -44,6 +44,7 @@ def test_steps_alike_are_not_the_same(make: MakeStep) -> None:
     assert len({first, second}) == 2
 
 
+@pytest.mark.slow
 def test_a_step_that_is_over_is_known_while_somebody_holds_its_job(
     make: MakeStep, tmp_path: Path
 ) -> None:

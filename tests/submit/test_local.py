@@ -76,6 +76,7 @@ def test_the_exit_code_is_the_programs(local: Any) -> None:
     assert "slurmmesh: its last line: ZeroDivisionError: division by zero\n" in done.stderr
 
 
+@pytest.mark.slow
 def test_options_that_only_slurm_uses_are_named(local: Any) -> None:
     name = local.script("")
     done = local.run("--cluster=local", "-t", "5", "-p", "gpu", "--gpus-per-node=8", name)
@@ -92,6 +93,7 @@ def test_a_gpu_is_known_by_its_device(tmp_path: Path) -> None:
     assert has_gpus(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_module(local: Any) -> None:
     (local.folder / "pkg").mkdir()
     local.script("import sys; print('module', sys.argv[1:])", "pkg/mod.py")
@@ -100,6 +102,7 @@ def test_a_module(local: Any) -> None:
     assert "module ['x']" in done.stdout
 
 
+@pytest.mark.slow
 def test_files_of_the_user_hide_no_module_of_pythons(local: Any) -> None:
     name = local.program_among_namesakes()
     for program in ([name], ["-m", "program"]):
@@ -139,6 +142,7 @@ def test_ctrl_c_while_it_starts(local: Any, wait_until: WaitUntil, press_ctrl_c:
     assert done.returncode == 130
 
 
+@pytest.mark.slow
 def test_more_ctrl_c_makes_it_harder(
     local: Any, wait_until: WaitUntil, press_ctrl_c: CtrlC
 ) -> None:
@@ -167,6 +171,7 @@ def test_a_program_that_does_not_stop_is_killed(
     assert "killing it" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_job_ends_when_submit_is_killed(local: Any, wait_until: WaitUntil) -> None:
     process = local.start("--cluster=local", "-N2", local.script(ORDERLY))
     wait_until(lambda: "up" in local.log())
@@ -177,6 +182,7 @@ def test_the_job_ends_when_submit_is_killed(local: Any, wait_until: WaitUntil) -
     wait_until(lambda: json.loads((folder / "job.json").read_text()).get("exit_code") == 143)
 
 
+@pytest.mark.slow
 def test_what_the_program_leaves_behind_is_ended(local: Any) -> None:
     name = local.script(
         """
@@ -275,6 +281,7 @@ def test_a_full_disk_is_told_before_anything_starts(local: Any, small_disk: Path
     assert [path.name for path in small_disk.iterdir()] == ["ballast"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_is_told_when_the_job_has_failed(local: Any, small_disk: Path) -> None:
     name = local.script(
         """
@@ -290,6 +297,7 @@ with open(os.path.join(os.environ["SLURMMESH_JOB_FOLDER"], "ballast"), "wb", 0) 
     assert f"nothing more can be written to {folder}: No space left on device" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_hostile_name_and_a_poor_locale(local: Any) -> None:
     local.folder = local.folder / "a b'\"$x\nö"
     local.folder.mkdir()

@@ -47,6 +47,7 @@ def test_a_job_here_that_cannot_tell_its_id_is_not_started(local: Any, to: str, 
     assert not (local.folder / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize(("to", "code"), CASES)
 def test_a_submitted_job_stays_and_is_named(slurm: Any, lab: Lab, to: str, code: int) -> None:
@@ -59,6 +60,7 @@ def test_a_submitted_job_stays_and_is_named(slurm: Any, lab: Lab, to: str, code:
     assert str(slurm.jobs / job_id) in line
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize("to", [to for to, _ in CASES])
 def test_wait_needs_no_output(slurm: Any, to: str) -> None:
@@ -69,6 +71,7 @@ def test_wait_needs_no_output(slurm: Any, to: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize(("to", "code"), [(">&-", 7), (">/dev/full", 7), ("| true", 141)])
 def test_follow_without_output(slurm: Any, to: str, code: int) -> None:
@@ -104,6 +107,7 @@ def test_a_followed_job_goes_on_when_the_reader_goes(slurm: Any, lab: Lab) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_here_ends_when_its_reader_goes(local: Any) -> None:
     local.script(COUNT)
     done = show_three_lines(local, "--cluster local program.py")
@@ -119,6 +123,7 @@ def test_a_script_that_cannot_be_shown(local: Any, to: str, code: int, lines: in
     assert (done.returncode, len(done.stderr.splitlines())) == (code, lines), done.stderr
 
 
+@pytest.mark.slow
 def test_with_stderr_closed_stdout_has_the_id_alone(local: Any) -> None:
     local.script("raise SystemExit(3)")
     done = subprocess.run(
@@ -178,6 +183,7 @@ def waits_to_write(pid: int) -> int:
     return int(fields["voluntary_ctxt_switches"]) if writes else 0
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_a_job_here_whose_output_is_not_read(
     local: Any, wait_until: Any
 ) -> None:
@@ -204,6 +210,7 @@ def test_a_job_here_that_heeds_no_signal_is_killed_though_its_output_is_not_read
     assert "not all output could be shown" in told
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_second_interrupt_cancels_a_followed_job_whose_output_is_not_read(
     slurm: Any, lab: Lab, wait_until: Any

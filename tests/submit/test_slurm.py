@@ -82,6 +82,7 @@ print(sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURMMES
     assert str(attempt / "controller.log") in (slurm.jobs / f"{job_id}.out").read_text()
 
 
+@pytest.mark.slow
 def test_files_of_the_user_hide_no_module_of_pythons(slurm: Any) -> None:
     name = slurm.program_among_namesakes()
     done = slurm.run("--wait", "-N2", name)
@@ -95,6 +96,7 @@ def test_without_wait_it_returns_at_once(slurm: Any, lab: Lab) -> None:
     assert done.stdout.strip() in queue(lab)
 
 
+@pytest.mark.slow
 def test_follow_shows_the_output(slurm: Any) -> None:
     done = slurm.run("--cluster=slurm", "--follow", slurm.script("print('from the program')"))
     assert done.returncode == 0, done.stderr
@@ -102,6 +104,7 @@ def test_follow_shows_the_output(slurm: Any) -> None:
     assert "job ended with exit code 0" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "code", "told"),
     [
@@ -123,6 +126,7 @@ def test_wait_exits_with_the_jobs_result(slurm: Any, program: str, code: int, to
     assert "controller.log" in done.stderr
 
 
+@pytest.mark.slow
 def test_scancel_reaches_the_controller_which_stops_in_order(
     slurm: Any, lab: Lab, wait_until: WaitUntil
 ) -> None:
@@ -180,6 +184,7 @@ def test_a_job_that_is_cancelled_while_it_waits(
     assert f"job {job_id} was cancelled while it was waiting" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--wait", "--follow"])
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
@@ -200,6 +205,7 @@ def test_a_signal_while_it_waits_cancels_it(
     assert state(lab, job_id) == "CANCELLED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--wait", "--follow"])
 def test_ctrl_c_while_it_runs_cancels_it(
     slurm: Any, lab: Lab, wait_until: WaitUntil, press_ctrl_c: CtrlC, option: str
@@ -262,6 +268,7 @@ def test_what_slurm_refuses(slurm: Any, lab: Lab, words: list[str], told: str) -
     assert not queue(lab)
 
 
+@pytest.mark.slow
 def test_from_a_folder_with_a_hostile_name(slurm: Any) -> None:
     slurm.folder = slurm.folder / "a b'\"$x\nö"
     slurm.folder.mkdir()
@@ -271,6 +278,7 @@ def test_from_a_folder_with_a_hostile_name(slurm: Any) -> None:
     assert f"{str(slurm.folder)!a} {[name, 'ä' + chr(10)]!a}" in slurm.log()
 
 
+@pytest.mark.slow
 def test_a_submit_from_inside_a_job_with_a_hostile_shell(slurm: Any, lab: Lab) -> None:
     slurm.script(
         """
@@ -303,6 +311,7 @@ sys.exit(done.returncode)
     assert not {"ROCR_VISIBLE_DEVICES", "SLURM_MEM_PER_CPU", "SLURM_CPUS_PER_TASK"} & inner.keys()
 
 
+@pytest.mark.slow
 def test_a_setting_picks_the_network_of_the_job(slurm: Any) -> None:
     name = slurm.script("import slurmmesh as sm; print('at', sm.this_job().hosts.addresses)")
     done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="127.0.0.0/8")
@@ -310,6 +319,7 @@ def test_a_setting_picks_the_network_of_the_job(slurm: Any) -> None:
     assert "at ['127.0.0.1', '127.0.0.1']" in slurm.log()
 
 
+@pytest.mark.slow
 def test_a_network_that_the_node_does_not_have(slurm: Any) -> None:
     name = slurm.script("")
     done = slurm.run("--wait", "-N2", name, SLURMMESH_INTERFACE="nosuch0")
@@ -321,6 +331,7 @@ def test_a_network_that_the_node_does_not_have(slurm: Any) -> None:
     assert "SLURMMESH_INTERFACE='10.0.0.0/33' is no network" in done.stderr
 
 
+@pytest.mark.slow
 def test_slurm_goes_down_and_comes_back_while_we_wait(
     slurm: Any, lab: Lab, wait_until: WaitUntil
 ) -> None:
@@ -375,6 +386,7 @@ def test_ctrl_c_while_slurm_does_not_answer(
     assert not queue(lab)
 
 
+@pytest.mark.slow
 def test_the_job_folder_cannot_be_made_on_the_node(slurm: Any, wait_until: WaitUntil) -> None:
     """As on a node that does not see the file system of the submit."""
     done = slurm.run("--parsable", LATER, slurm.script(""))
@@ -388,6 +400,7 @@ def test_the_job_folder_cannot_be_made_on_the_node(slurm: Any, wait_until: WaitU
     wait_until(lambda: output.exists() and "slurmmesh: cannot make the job" in output.read_text())
 
 
+@pytest.mark.slow
 def test_an_id_that_an_earlier_cluster_used_is_not_taken_for_the_earlier_job(
     tmp_path: Path,
 ) -> None:
@@ -412,6 +425,7 @@ def test_an_id_that_an_earlier_cluster_used_is_not_taken_for_the_earlier_job(
     assert sorted(records) == [0, 7]
 
 
+@pytest.mark.slow
 def test_each_lab_counts_jobs_from_another_number() -> None:
     ids = []
     for _ in range(2):

@@ -78,6 +78,7 @@ def test_show(templates: Run, tmp_path: Path) -> None:
     assert "#SBATCH --nodes=17\n" in script
 
 
+@pytest.mark.slow
 def test_check(templates: Run, tmp_path: Path) -> None:
     own = tmp_path / "own.j2"
     own.write_text('{% extends "cpu" %}\n{% block setup %}\nmodule load x\n{% endblock %}')

@@ -206,6 +206,7 @@ class Rules(RuleBasedStateMachine):
             assert set(world.running) == set(range(world.size)) - world.lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_whatever_happens(strategy):
     machine = type("Rules", (Rules,), {"strategy": strategy})

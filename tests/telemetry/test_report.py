@@ -74,6 +74,7 @@ def test_a_report_has_its_page_its_figures_and_its_log(tmp_path: Path) -> None:
         assert words in text
 
 
+@pytest.mark.slow
 @needs_plots
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     log = simulate().write(tmp_path / "job")
@@ -85,6 +86,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert not re.search(r"https?://|@import|url\(", html)
 
 
+@pytest.mark.slow
 def test_one_of_a_thing_is_told_as_one(tmp_path: Path) -> None:
     log = simulate(replicas=1, steps=5, fault_every=None)
     log.events[0]["nodes"] = 1
@@ -95,6 +97,7 @@ def test_one_of_a_thing_is_told_as_one(tmp_path: Path) -> None:
     assert not re.search(r"\b1 (replicas|nodes|hosts)\b", text)
 
 
+@pytest.mark.slow
 def test_a_report_may_go_beside_its_log(tmp_path: Path) -> None:
     log = simulate(steps=10).write(tmp_path)
     before = log.stat()
@@ -104,6 +107,7 @@ def test_a_report_may_go_beside_its_log(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "report.html", "summary.json"]
 
 
+@pytest.mark.slow
 def test_the_baseline_stands_beside_the_run(tmp_path: Path) -> None:
     job = simulate(seed=4).write(tmp_path / "job")
     simulate(seed=4, fault_every=None).write(tmp_path / "base")
@@ -113,6 +117,7 @@ def test_the_baseline_stands_beside_the_run(tmp_path: Path) -> None:
     assert "Not the same training" not in text
 
 
+@pytest.mark.slow
 def test_a_report_made_again_keeps_its_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +138,7 @@ def test_a_report_made_again_keeps_its_baseline(
     assert "The run beside its no-fault baseline" not in text
 
 
+@pytest.mark.slow
 def test_a_summary_alone_can_be_the_baseline(tmp_path: Path) -> None:
     job = simulate(seed=4).write(tmp_path / "job")
     report.write_report(simulate(seed=5, steps=50).write(tmp_path / "b"), tmp_path / "base")
@@ -178,6 +184,7 @@ def test_text_of_the_log_is_only_text(tmp_path: Path) -> None:
     assert 'onload="' not in html
 
 
+@pytest.mark.slow
 def test_a_broken_log_still_has_a_report(tmp_path: Path) -> None:
     log = simulate(killed=True).write(tmp_path)
     with open(log, "ab") as file:
@@ -231,6 +238,7 @@ def test_nothing_of_telemetry_loads_matplotlib_before_a_plot_is_drawn() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 @needs_plots
 @pytest.mark.parametrize("mode", ["ddp", "diloco"])
 def test_plots_are_pngs_of_both_themes(mode: str) -> None:
@@ -246,6 +254,7 @@ def test_plots_are_pngs_of_both_themes(mode: str) -> None:
         assert plot.light != plot.dark
 
 
+@pytest.mark.slow
 @needs_plots
 def test_only_the_slowest_of_many_recoveries_are_drawn() -> None:
     events = [
@@ -256,6 +265,7 @@ def test_only_the_slowest_of_many_recoveries_are_drawn() -> None:
     assert plot.title.endswith("(the 20 slowest of 100)")
 
 
+@pytest.mark.slow
 @needs_plots
 @settings(max_examples=8, deadline=None)
 @given(st.lists(events(), min_size=5, max_size=25))
@@ -266,6 +276,7 @@ def test_anything_can_be_reported(log: list[dict[str, Any]]) -> None:
     assert html.rstrip().endswith("</html>")
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     log = simulate(steps=5).write(tmp_path / "job")
     (tmp_path / "file").touch()
@@ -279,6 +290,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
     assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".tmp")]
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_report_whole(tmp_path: Path) -> None:
     """A limit on file sizes stands for the full disk: the write itself fails, as there."""
     log = simulate(steps=40).write(tmp_path / "job")
@@ -298,6 +310,7 @@ def test_a_full_disk_leaves_the_old_report_whole(tmp_path: Path) -> None:
     assert {name: (out / name).read_bytes() for name in os.listdir(out)} == before
 
 
+@pytest.mark.slow
 def test_the_command_writes_beside_the_log_by_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -206,6 +206,7 @@ def test_on_a_terminal_a_live_view_stays_below_the_output(tmp_path: Path) -> Non
         assert termios.tcgetattr(terminal.side) == terminal.before
 
 
+@pytest.mark.slow
 def test_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
     simulate(steps=30, killed=True).write(tmp_path)
     with Terminal(tmp_path) as terminal:

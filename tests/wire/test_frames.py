@@ -51,6 +51,7 @@ def test_any_cut_of_the_stream_gives_the_frames_back(sent: list[Frame], data: st
     assert decoder.idle
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200_000), st.integers(1, 50_000))
 def test_large_buffers_are_filled_in_place(size: int, chunk: int):
     payload = bytes(range(256)) * (size // 256 + 1)
@@ -102,6 +103,7 @@ def test_a_buffer_beyond_the_limit_is_refused():
         list(FrameDecoder().feed(header + struct.pack("<Q", MAX_SIZE + 1)))
 
 
+@pytest.mark.slow
 def test_too_many_buffers_are_refused_at_the_sender():
     with pytest.raises(FrameError):
         Frame(Kind.CALL, b"", [b""] * 70_000).parts()
