@@ -10,7 +10,8 @@ works in that folder is checked when the module and the session end, not after e
 
 The pytest process runs as the child of a small keeper, which is the subreaper: orphans of the
 tests get it as their parent, as they would get init, so they are found and reaped at once, and
-whatever is left when pytest ends, however it ends, is killed.
+whatever is left when pytest ends, however it ends, is killed. With ``-n`` each worker of
+pytest-xdist has a keeper and a temp folder of its own.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import contextlib
 import ctypes
 import gc
 import os
+import shlex
 import shutil
 import signal
 import socket
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -30,6 +33,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -42,6 +46,9 @@ settings.load_profile("shared-machine")
 POOL_THREADS = ("OtelPeriodicExporting", "OtelBatch", "pymp-", "ThreadPoolExecutor-torch")
 # Caches that libraries make in the temp folder once for all later runs.
 CACHE_FILES = ("pytest-of-", "torchinductor_", "matplotlib-")
+
+# In the environment of a worker of pytest-xdist, until it has read it.
+_WORKERS_TEMP = "SLURMMESH_TESTS_TEMP"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -67,6 +74,19 @@ def _descendants(root: int) -> dict[tuple[int, str], str]:
             found[pid, started] = state
             parents.append(pid)
     return found
+
+
+def _has_children(pid: int) -> bool:
+    """Or may have: cheap, beside ``_descendants``, and most tests start no process."""
+    tasks = f"/proc/{pid}/task"
+    try:
+        return any(Path(tasks, task, "children").read_text() for task in os.listdir(tasks))
+    except OSError:  # a thread ended
+        return True
+
+
+def _has_others(keeper: int, pytest_pid: int) -> bool:
+    return Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split() != [str(pytest_pid)]
 
 
 def _kill(pid: int) -> None:
@@ -103,6 +123,20 @@ def _become_child_of_a_keeper(temp: Path) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Workers are started by ``_start_worker``: they have threads when their hooks are called."""
+    for spec in specs:
+        spec.python = shlex.join([sys.executable, __file__])
+
+
+def _start_worker() -> NoReturn:
+    temp = tempfile.mkdtemp(prefix="smt-")
+    _become_child_of_a_keeper(Path(temp))
+    os.environ[_WORKERS_TEMP] = temp
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
 # ------------------------------------------------------------------ what is there
 
 
@@ -117,8 +151,8 @@ class Snapshot:
 
     @classmethod
     def take(cls, temp: Path) -> Snapshot:
-        me = os.getpid()
-        tree = _descendants(os.getppid())
+        me, keeper = os.getpid(), os.getppid()
+        tree = _descendants(keeper) if _has_children(me) or _has_others(keeper, me) else {}
         return cls(
             processes={key: state for key, state in tree.items() if key[0] != me},
             descriptors={key: key[1] for key in _open_descriptors(me)},
@@ -209,7 +243,16 @@ def _works_in(pid: int, folders: list[Path]) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         if any(str(f) in command for f in folders):
             return True
-    return any(_inside(target, folders) for _fd, target in _open_descriptors(pid))
+    if any(_inside(target, folders) for _fd, target in _open_descriptors(pid)):
+        return True
+    parent = _parent(pid)  # the fork server of a host whose agent has its log open
+    return parent > 1 and parent != os.getpid() and _works_in(parent, folders)
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _describe_process(key: tuple[int, str], state: str, sockets: dict[str, str]) -> str:
@@ -390,9 +433,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    temp = Path(tempfile.mkdtemp(prefix="smt-"))
+    is_worker = hasattr(config, "workerinput")
+    temp = Path(os.environ.pop(_WORKERS_TEMP) if is_worker else tempfile.mkdtemp(prefix="smt-"))
     config.stash[_CHECK] = LeakCheck(temp, config.getoption("--closing-time"))
-    _become_child_of_a_keeper(temp)
+    if not is_worker:
+        _become_child_of_a_keeper(temp)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -406,3 +451,7 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, but this run requires Slurm: {reason}"
     return report
+
+
+if __name__ == "__main__":
+    _start_worker()
