@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from slurmmesh.wire.codec import memory_of
+from slurmmesh.wire.storages import memory_of
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from torchft.checkpointing.transport import CheckpointTransport
 from slurmmesh.errors import IdentityError
 from slurmmesh.recovery.packing import Packed, make_room, pack
 from slurmmesh.wire.addresses import family_of
-from slurmmesh.wire.codec import memory_of
 from slurmmesh.wire.identity import Credentials, client_context, peer_name, server_context
+from slurmmesh.wire.storages import memory_of
 from slurmmesh.wire.strangers import Guests, Refusals
 
 _log = logging.getLogger(__name__)

@@ -1,28 +1,38 @@
 """Objects to bytes and back: pickle protocol 5 with payloads out of band.
 
-Arrays, bytes-like objects that support it and CPU tensors travel as buffers next to the
-pickle, so they are neither copied into it nor sent through ``torch.save``. Functions and
-classes that the other side cannot import (those of ``__main__``, lambdas) travel by value.
+Arrays, CPU tensors (``wire/storages.py``) and long bytes travel as buffers next to the pickle, so
+they are neither copied into it nor sent through ``torch.save``. Functions and classes that the
+other side cannot import (those of ``__main__``, lambdas) travel by value.
+
+Of long ``bytes``, ``bytearray`` and ``str`` pickle knows no way out of band, but the C pickler
+hands each as it is to the file it writes to. Where there are such, the body begins with a table
+of where in the pickle the last of the buffers belong.
 
 Only bytes of a peer that has proved its identity may be given to :func:`loads`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import marshal
 import pickle
-import sys
+import struct
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cloudpickle
 
 from slurmmesh.wire.frames import MAX_BUFFERS, Buffer
+from slurmmesh.wire.storages import Storages
 
 _PLAIN = (type(None), bool, int, float, str)
+_INSIDE = 1 << 10
+"""A buffer of fewer bytes stays in the pickle: a copy costs less than a buffer in a frame."""
+_LONG = 1 << 18
+"""Bytes of this length are not copied into the pickle. The pickler's own frames are shorter."""
+_TABLE = b"\0"  # no pickle begins so
+_COUNT = struct.Struct("<I")
 
 
 def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
@@ -33,23 +43,69 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     """
     if _is_plain(value):
         return pickle.dumps(value, protocol=5), []
-    buffers: list[pickle.PickleBuffer] = []
+    pickler = _Pickler(Storages())
+    pickler.dump(value)
+    while pickler.storages.again:
+        pickler = _Pickler(Storages(pickler.storages))
+        pickler.dump(value)
+    buffers = [buffer.raw() for buffer in pickler.buffers]
+    parts = pickler.parts
+    if len(parts) == 1:
+        return parts[0], buffers
+    return _join(parts, buffers)
 
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        """False takes it out of band; what a frame has no more place for stays in the pickle."""
-        if len(buffers) == MAX_BUFFERS:
-            return True
-        buffers.append(buffer)
-        return False
 
-    stream = io.BytesIO()
-    _Pickler(stream, take).dump(value)
-    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+def _join(parts: list[bytes], buffers: list[memoryview]) -> tuple[bytes, list[memoryview]]:
+    """A pickle in parts as a body, with long parts among the buffers."""
+    body: list[bytes] = []
+    places: list[int] = []
+    position = 0
+    for part in parts:
+        if len(part) >= _LONG and len(buffers) < MAX_BUFFERS:
+            buffers.append(memoryview(part))
+            places.append(position)
+        else:
+            body.append(part)
+            position += len(part)
+    if places:
+        body.insert(0, _TABLE + struct.pack(f"<I{len(places)}Q", len(places), *places))
+    return b"".join(body), buffers
 
 
 def loads(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     """Decode what :func:`dumps` made. Arrays and tensors use ``buffers`` as their memory."""
-    return pickle.loads(body, buffers=buffers)
+    if body[:1] != _TABLE:
+        return pickle.loads(body, buffers=buffers)
+    (count,) = _COUNT.unpack_from(body, 1)
+    places = struct.unpack_from(f"<{count}Q", body, 1 + _COUNT.size)
+    pickled = memoryview(body)[1 + _COUNT.size + 8 * count :]
+    first = len(buffers) - count
+    parts: list[Buffer] = []
+    start = 0
+    for place, buffer in zip(places, buffers[first:], strict=True):
+        parts += (pickled[start:place], buffer)
+        start = place
+    parts.append(pickled[start:])
+    return pickle.Unpickler(_Parts(parts), buffers=buffers[:first]).load()
+
+
+class _Parts(io.RawIOBase):
+    """A file made of parts."""
+
+    def __init__(self, parts: list[Buffer]) -> None:
+        self._left = [memoryview(part).cast("B") for part in reversed(parts)]
+
+    def readinto(self, into: Any) -> int:
+        room = memoryview(into).cast("B")
+        size = len(room)
+        while len(room) and self._left:
+            part = self._left.pop()
+            take = min(len(part), len(room))
+            room[:take] = part[:take]
+            room = room[take:]
+            if take < len(part):
+                self._left.append(part[take:])
+        return size - len(room)
 
 
 def _is_plain(value: Any, depth: int = 3) -> bool:
@@ -71,16 +127,27 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
     return all(_is_plain(item, depth - 1) for item in items)
 
 
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, with tensors as out-of-band buffers."""
+class _Sink(list[Any]):
+    """A file for the pickler to write to: what it writes, as it writes it."""
 
-    def __init__(
-        self, stream: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any]
-    ) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
-        torch = sys.modules.get("torch")
-        self._tensor = getattr(torch, "Tensor", None)
-        self._parameter = getattr(getattr(torch, "nn", None), "Parameter", None)
+    write = list.append
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, with what has memory of its own out of band."""
+
+    def __init__(self, storages: Storages) -> None:
+        self.storages = storages
+        self.parts = _Sink()
+        self.buffers: list[pickle.PickleBuffer] = []
+        super().__init__(self.parts, protocol=5, buffer_callback=self._take)
+
+    def _take(self, buffer: pickle.PickleBuffer) -> bool:
+        """False takes it out of band; what a frame has no more place for stays in the pickle."""
+        if len(self.buffers) == MAX_BUFFERS or memoryview(buffer).nbytes < _INSIDE:
+            return True
+        self.buffers.append(buffer)
+        return False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -88,49 +155,11 @@ class _Pickler(cloudpickle.Pickler):
             # cloudpickle would drop the file's name, and tracebacks with it. All nodes run the
             # same Python, so marshal's form does.
             return marshal.loads, (marshal.dumps(obj),)
-        if self._tensor is not None and kind in (self._tensor, self._parameter):
-            reduced = _reduce_tensor(obj, is_parameter=kind is self._parameter)
-            if reduced is not None:
-                return reduced
-        return super().reducer_override(obj)
+        if kind is memoryview and obj.c_contiguous and obj.nbytes and len(obj.format) == 1:
+            return _view_of, (pickle.PickleBuffer(obj.cast("B")), obj.format, obj.shape)
+        reduced = self.storages.reduce(obj)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def _reduce_tensor(tensor: Any, is_parameter: bool) -> Any:
-    """How a dense CPU tensor travels; None for kinds that torch must pickle itself."""
-    import torch
-
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        return None
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise pickle.PicklingError(
-            "a tensor that is part of an autograd graph cannot be sent: send tensor.detach()"
-        )
-    dense = tensor.detach().contiguous()
-    arguments = (dense.dtype, tuple(dense.shape), tensor.requires_grad, is_parameter)
-    return _rebuild_tensor, (pickle.PickleBuffer(memory_of(dense)), *arguments)
-
-
-def memory_of(tensor: Any) -> memoryview:
-    """The bytes of a contiguous CPU tensor, writable, without a copy. Keeps the tensor alive."""
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:  # it may have no address
-        return memoryview(bytearray())
-    array: Any = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-    array.tensor = tensor
-    return memoryview(array).cast("B")
-
-
-def _rebuild_tensor(
-    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
-) -> Any:
-    import torch
-
-    if memoryview(buffer).nbytes:
-        tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
-    else:
-        tensor = torch.empty(shape, dtype=dtype)
-    if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad)
+def _view_of(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
+    return memoryview(buffer).cast("B").cast(format, shape)

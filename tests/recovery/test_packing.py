@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmmesh.recovery.packing import make_room, pack
-from slurmmesh.wire.codec import memory_of
+from slurmmesh.wire.storages import memory_of
 
 DTYPES = [
     torch.float32,
