@@ -12,6 +12,7 @@ from typing import Any
 
 from slurmmesh.actors.direct import Place, answer_of, not_loaded
 from slurmmesh.actors.future import Future
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame
 
 
@@ -57,9 +58,11 @@ class CallBook:
 
     Args:
         lock: guards the places as well.
+        driver: of the loop by which answers come, if those who wait run it.
     """
 
-    def __init__(self, lock: threading.RLock | None = None) -> None:
+    def __init__(self, lock: threading.RLock | None = None, driver: Driver | None = None) -> None:
+        self._driver = driver
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._lock = lock or threading.RLock()  # a signal handler may call while we are at it
@@ -81,7 +84,7 @@ class CallBook:
         Returns:
             the call's id and its future.
         """
-        future: Future[Any] = Future(what)
+        future: Future[Any] = Future(what, self._driver)
         call = next(self._ids)
         with self._lock:
             self._open[call] = _Open(mesh, ranks, places or {}, future, finish)

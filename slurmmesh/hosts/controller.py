@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import functools
 import itertools
 import json
 import os
+import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slurmmesh import telemetry
-from slurmmesh.actors.calls import CallBook
-from slurmmesh.actors.direct import Place, not_loaded
+from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcEvent, ProcMesh
-from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
-from slurmmesh.hosts.directs import Directs
+from slurmmesh.errors import HostLost, LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
-from slurmmesh.hosts.messages import Connect, Connected, ProcGone, ProcStarted, StopProcs
+from slurmmesh.hosts.messages import (
+    HOSTS,
+    Connect,
+    Connected,
+    LogsStream,
+    LogsTaken,
+    ProcGone,
+    ProcStarted,
+    StopProcs,
+)
+from slurmmesh.hosts.reloading import reload_modules, reload_on_hosts
 from slurmmesh.hosts.roster import HostRecord, Roster
+from slurmmesh.hosts.streams import LogStreams
+from slurmmesh.hosts.syncing import Choice, SyncedWorkspace, Syncing
 from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor, Supervision
-from slurmmesh.wire.codec import loads
+from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import JobAuthority
 from slurmmesh.wire.reactor import Reactor, in_loop_thread
@@ -53,7 +64,6 @@ class Controller:
         self._pid = os.getpid()
         self._mesh_ids = itertools.count(1)
         self._lock = threading.RLock()
-        self._book = CallBook(self._lock)
         self._close_lock = threading.RLock()
         self.closed = False
         self._events: telemetry.EventLog | None = None
@@ -75,10 +85,18 @@ class Controller:
             emit=self.emit,
         )
         self.hosts = self.roster.hosts
-        self._directs = Directs(self._lock, self._ask_for_link)
-        self._life = Lifecycle(
-            self._reactor, self._lock, self.roster, self._book, self._directs, self.emit
+        self._driver = Driver(Reactor(), "slurmmesh-calls")
+        self._driver.start()
+        self._caller = Caller(self._driver, self._lock, self._by_hosts, self._ask_for_link)
+        self._book = self._caller.book
+        self._life = Lifecycle(self._reactor, self._lock, self.roster, self._caller, self.emit)
+        self._streams = LogStreams(
+            lambda mesh: self._life.meshes[mesh].name,
+            lambda host, order: self.roster.tell(self.hosts[host], order),
+            lambda host: self.roster.tell(self.hosts[host], LogsTaken()),
+            job_folder / "logs" if job_folder else None,
         )
+        self._syncing = Syncing(self.ask_hosts)
         self._thread = threading.Thread(
             target=self._reactor.run, name="slurmmesh-links", daemon=True
         )
@@ -132,59 +150,60 @@ class Controller:
             self._life.start(mesh, tuple(range(total)), 0)
         return ProcMesh(self, mesh.id, name, region, itertools.count(1))
 
+    # -- what host meshes ask for ---------------------------------------------------------------
+
+    def ask_hosts(self, hosts: Sequence[int], message: Any, what: str) -> Future[list[Any]]:
+        """Send a message to host agents; the future has their answers, in order."""
+        self._check_process()
+        body, buffers = dumps(message)
+        call, future = self._book.open(HOSTS, hosts, list, what)
+        posted = []
+        for index in hosts:
+            host = self.hosts[index]
+            frame = Frame(Kind.CALL, body, buffers, call, HOSTS, 0, (index,))
+            try:
+                link = self.roster.link_to(host)
+                posted.append((link, frame, link.post(frame)))
+            except LinkClosed as error:
+                lost = host.lost or HostLost(host.name, str(error))
+                self._book.fail(call, lost, (index,))
+        for link, frame, position in posted:
+            link.wait_for_room(frame, position)
+        return future
+
+    def sync_workspace(
+        self, hosts: Sequence[int], choice: Choice, auto_reload: bool
+    ) -> SyncedWorkspace:
+        """Bring the copies of a folder on these hosts to what it is now; waits until they are."""
+        names = {index: self.hosts[index].name for index in hosts}
+        synced = self._syncing.sync(names, choice)
+        if not auto_reload:
+            return synced
+        with self._lock:
+            meshes = list(self._life.meshes.values())
+        return replace(synced, reloaded=reload_on_hosts(meshes, set(hosts), self.call))
+
     # -- what meshes ask for (actors.mesh.Runtime) ---------------------------------------------
 
     def call(self, frame: Frame, finish: Callable[[list[Any]], Any], what: str) -> Future[Any]:
         """See ``Runtime.call``."""
         mesh = self._mesh(frame.mesh)
-        direct = self._directs.link_to(mesh, frame.ranks)
-        if direct is not None:
-            future: Future[Any] = Future(what, direct.driver)
-            with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
-                self._directs.send(direct, frame, functools.partial(_settle, future, finish))
-                return future
-        placed, apart = self._directs.divide(mesh, frame.ranks)
-        call, future = self._book.open(frame.mesh, frame.ranks, finish, what, placed)
-        # Open first, then look: whoever ends the mesh says so first and then fails what is open.
         if mesh.over is not None:
-            self._book.fail(call, mesh.over, frame.ranks)
+            future: Future[Any] = Future(what)
+            future.set_exception(mesh.over)
             return future
-        try:
-            for rank, link in apart.items():
-                self._directs.send(link, frame, functools.partial(self._part, call, rank))
-            self._send(mesh, frame, call, apart)
-        except BaseException as error:  # an interrupt, or a frame over the limits
-            self._book.fail(call, error, frame.ranks)
-            raise
-        return future
+        return self._caller.call(frame, finish, what, over=lambda: mesh.over)
 
     def cast(self, frame: Frame) -> None:
         """See ``Runtime.cast``."""
         mesh = self._mesh(frame.mesh)
         if mesh.over is not None:
             raise mesh.over
-        direct = self._directs.link_to(mesh, frame.ranks)
-        if direct is not None:
-            with contextlib.suppress(LinkClosed):
-                self._directs.send(direct, frame, None)
-                return
-        placed, apart = self._directs.divide(mesh, frame.ranks)
-        for link in apart.values():
-            with contextlib.suppress(LinkClosed):
-                self._directs.send(link, frame, None)
-        call = self._book.open_cast(frame.mesh, placed) if placed else 0
-        self._send(mesh, frame, call, apart)
-
-    def _part(self, call: int, rank: int, value: Any, error: BaseException | None) -> None:
-        """One rank's part of a call to many came over its direct link."""
-        if error is None:
-            self._book.answer_ranks(call, (rank,), value)
-        else:
-            self._book.fail(call, error, (rank,))
+        self._caller.cast(frame)
 
     def place(self, mesh: int, rank: int) -> Place:
         """See ``Runtime.place``."""
-        return self._directs.place(self._mesh(mesh), rank)
+        return self._caller.place(mesh, rank)
 
     def create(self, frame: Frame, what: str) -> Future[Any]:
         """See ``Runtime.create``."""
@@ -223,6 +242,23 @@ class Controller:
         with self._lock:
             record.subscribers.append(callback)
 
+    def stream_logs(
+        self, mesh: int, ranks: Sequence[int], level: int | None, window_s: float
+    ) -> Future[None]:
+        """See ``Runtime.stream_logs``."""
+        by_host = self._mesh(mesh).by_host(tuple(ranks))
+        return self._streams.choose(mesh, by_host, level, window_s)
+
+    def reload(
+        self,
+        mesh: int,
+        ranks: Sequence[int],
+        modules: tuple[str, ...],
+        finish: Callable[[list[Any]], Any],
+    ) -> Future[Any]:
+        """See ``Runtime.reload``."""
+        return reload_modules(self._mesh(mesh), ranks, modules, self.call, finish)
+
     def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
         """See ``Runtime.hosts_of``."""
         record = self._mesh(mesh)
@@ -239,19 +275,26 @@ class Controller:
                 "controller's meshes; start it with the spawn method, or make it an actor"
             )
 
-    def _send(self, mesh: MeshRecord, frame: Frame, call: int, apart: Collection[int] = ()) -> None:
-        """Send a frame by the hosts, but to those ranks that get it another way."""
-        ranks = [rank for rank in frame.ranks if rank not in apart] if apart else frame.ranks
-        frame = replace(frame, call=call, ranks=ranks)
+    def _by_hosts(self, frame: Frame) -> None:
         # To all first, then wait: the hosts take large payloads side by side.
-        for link, position in self._life.post(mesh, frame):
+        for link, position in self._life.post(self._life.meshes[frame.mesh], frame):
             link.wait_for_room(frame, position)
 
-    def _ask_for_link(self, mesh: MeshRecord, rank: int) -> bool:
-        host = self.hosts[mesh.ranks[rank].host]
-        if host.link is None or not host.link.passes_fds:
+    def _ask_for_link(self, mesh: int, rank: int) -> bool:
+        """Have the host of a rank make a direct link to it. With the lock held."""
+        record = self._life.meshes[mesh].ranks[rank]
+        host = self.hosts[record.host]
+        if record.gone or host.link is None or not host.link.passes_fds:
             return False
-        return self.roster.tell(host, Connect(mesh.id, rank))
+        return self.roster.tell(host, Connect(mesh, rank))
+
+    def _connected(self, message: Connected, sock: socket.socket) -> None:
+        record = self._life.meshes[message.mesh].ranks[message.rank]
+        with self._lock:
+            if record.gone or record.incarnation != message.incarnation:
+                sock.close()
+            else:
+                self._caller.connected(message.mesh, message.rank, sock)
 
     # -- in the reactor's thread ---------------------------------------------------------------
 
@@ -263,18 +306,23 @@ class Controller:
         elif frame.kind is Kind.EVENT:
             if self._events is not None:
                 self._events.write(json.loads(bytes(frame.body)))
+        elif frame.kind is Kind.LOG:
+            self._streams.take(host.index, loads(frame.body))
         elif frame.kind is Kind.CONTROL:
             message = loads(frame.body, frame.buffers)
-            if isinstance(message, ProcStarted):
+            if isinstance(message, LogsStream):
+                self._streams.in_force(message.order)
+            elif isinstance(message, ProcStarted):
                 self._life.proc_started(host, message)
             elif isinstance(message, ProcGone):
                 self._life.proc_gone(message)
             elif isinstance(message, Connected):
-                mesh = self._life.meshes[message.mesh]
-                self._directs.connected(mesh, message.rank, message.incarnation, frame.fds[0])
+                self._connected(message, socket.socket(fileno=frame.fds[0]))
 
     def _on_host_lost(self, host: HostRecord, reason: str) -> None:
         self._life.host_lost(host, reason)
+        self._book.fail_ranks(HOSTS, (host.index,), HostLost(host.name, reason))
+        self._streams.host_lost(host.index)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -311,30 +359,14 @@ class Controller:
             self.roster.close(grace_s)
             for mesh in self._life.meshes.values():
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
-            self._directs.stop()
+            self._book.fail_mesh(HOSTS, MeshStopped("the job was stopped"))
+            self._driver.stop()
             self._reactor.stop()
             self._thread.join()
+            self._streams.close()
             self.emit("job_ended", exit_code=exit_code)
             if self._events is not None:
                 telemetry.set_sink(self._outer_sink, instead_of=self._events.write)
                 self._events.close()
             self.closed = True
         atexit.unregister(self.close)
-
-
-def _settle(
-    future: Future[Any],
-    finish: Callable[[list[Any]], Any],
-    value: Any,
-    error: BaseException | None,
-) -> None:
-    """Settle the future of a call to one rank."""
-    if error is None:
-        try:
-            value = finish([value])
-        except BaseException as raised:  # code of the user's classes
-            error = not_loaded(raised)
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)

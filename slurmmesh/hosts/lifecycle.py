@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcEvent
 from slurmmesh.errors import (
@@ -25,7 +25,6 @@ from slurmmesh.errors import (
     ProcDied,
     RestartBudgetSpent,
 )
-from slurmmesh.hosts.directs import Directs
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
 from slurmmesh.hosts.messages import ProcGone, ProcStarted, SignalProcs, SpawnProcs
 from slurmmesh.hosts.roster import HostRecord, Roster
@@ -57,8 +56,7 @@ class Lifecycle:
         reactor: Reactor,
         lock: threading.RLock,
         roster: Roster,
-        book: CallBook,
-        directs: Directs,
+        caller: Caller,
         emit: Callable[..., Any],
     ) -> None:
         self.meshes: dict[int, MeshRecord] = {}
@@ -67,8 +65,8 @@ class Lifecycle:
         self._lock = lock
         self._roster = roster
         self._hosts = roster.hosts
-        self._book = book
-        self._directs = directs
+        self._caller = caller
+        self._book = caller.book
         self._emit = emit
 
     # -- orders to hosts ------------------------------------------------------------------------
@@ -204,9 +202,7 @@ class Lifecycle:
             ended = [stop for stop in mesh.stops if stop[0] == {rank}]
             mesh.stops = [(waiting - {rank}, done) for waiting, done in mesh.stops]
             mesh.stops = [stop for stop in mesh.stops if stop[0]]
-        error = mesh.over or ProcDied(cause)
-        self._directs.lost(mesh, rank, error)
-        self._book.fail_ranks(mesh.id, (rank,), error)
+        self._caller.lost(mesh.id, rank, mesh.over or ProcDied(cause))
         self._emit(
             "proc_exited",
             t=at,

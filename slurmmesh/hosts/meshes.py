@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcEvent
 from slurmmesh.errors import SupervisionError
@@ -33,7 +32,6 @@ class MeshRecord:
         created: CREATE frames in the order they were sent, with the ranks each is for.
         over: set when the mesh was stopped or given up; raised by later calls.
         stops: futures of ``stop()`` with the ranks each still waits for.
-        places: of the ranks that were called one by one.
     """
 
     id: int
@@ -47,7 +45,6 @@ class MeshRecord:
     created: list[tuple[Frame, str]] = field(default_factory=list)
     subscribers: list[Callable[[ProcEvent], Any]] = field(default_factory=list)
     stops: list[tuple[set[int], Future[None]]] = field(default_factory=list)
-    places: dict[int, Place] = field(default_factory=dict)
     over: SupervisionError | None = None
 
     def forget_if_over(self) -> None:

@@ -1,0 +1,256 @@
+"""Which way a message goes: over a direct link to one rank, or by the hosts to any number.
+
+Used by every process that calls: the controller, and each proc for what its actors call.
+Messages of one process to one rank keep their order: all go one way while any that went the
+other may not have arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
+from slurmmesh.actors.future import Future
+from slurmmesh.errors import LinkClosed, SupervisionError
+from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.frames import Frame
+from slurmmesh.wire.links import Link, same_user
+
+MAX_LINKS = 512
+"""So many direct links a process keeps as a caller; to further ranks it speaks by the hosts."""
+_NEWS_S = 5.0
+"""How long the news of a death may come after the end of the link to its proc."""
+
+
+class Caller:
+    """Sends calls and casts, and has their answers.
+
+    Attributes:
+        book: of the calls that went by the hosts.
+
+    Args:
+        driver: of the loop of the direct links, run by the threads that wait for answers.
+        lock: guards the places.
+        by_hosts: sends a frame by the hosts; waits for room.
+        ask: asks for a direct link to a rank of a mesh; whether one may come.
+        answers_by: the driver of the loop by which the hosts' answers come, if it is run likewise.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        lock: threading.RLock,
+        by_hosts: Callable[[Frame], Any],
+        ask: Callable[[int, int], bool],
+        answers_by: Driver | None = None,
+    ) -> None:
+        self.driver = driver
+        self.book = CallBook(lock, answers_by)
+        self._lock = lock
+        self._by_hosts = by_hosts
+        self._ask = ask
+        self._places: dict[int, dict[int, Place]] = {}
+        self._count = 0
+
+    def place(self, mesh: int, rank: int) -> Place:
+        """The place of a rank, made when it is first asked for."""
+        with self._lock:
+            places = self._places.setdefault(mesh, {})
+            place = places.get(rank)
+            if place is None:
+                place = places[rank] = Place()
+            return place
+
+    def call(
+        self,
+        frame: Frame,
+        finish: Callable[[list[Any]], Any],
+        what: str,
+        over: Callable[[], BaseException | None] = lambda: None,
+    ) -> Future[Any]:
+        """Send a CALL to its ranks.
+
+        Args:
+            finish: makes the future's value of the answers, in the order of the ranks.
+            over: why nothing can be called there any more.
+        """
+        direct = self._direct(frame)
+        if direct is not None:
+            future: Future[Any] = Future(what, direct.driver)
+            with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
+                _send(direct, frame, functools.partial(_settle, future, finish))
+                return future
+        placed, apart = self._divide(frame)
+        call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
+        # Open first, then look: whoever ends the mesh says so first and then fails what is open.
+        error = over()
+        if error is not None:
+            self.book.fail(call, error, frame.ranks)
+            return future
+        try:
+            for rank, link in apart.items():
+                self._send_apart(link, frame, call, rank)
+            self._by_hosts(_without(frame, apart, call))
+        except BaseException as failed:  # an interrupt, or a frame over the limits
+            self.book.fail(call, failed, frame.ranks)
+            raise
+        return future
+
+    def cast(self, frame: Frame) -> None:
+        """Send a CAST to its ranks."""
+        direct = self._direct(frame)
+        if direct is not None:
+            with contextlib.suppress(LinkClosed):
+                _send(direct, frame, None)
+                return
+        placed, apart = self._divide(frame)
+        for link in apart.values():
+            with contextlib.suppress(LinkClosed):
+                _send(link, frame, None)
+        call = self.book.open_cast(frame.mesh, placed) if placed else 0
+        self._by_hosts(_without(frame, apart, call))
+
+    def connected(
+        self,
+        mesh: int,
+        rank: int,
+        sock: socket.socket,
+        authenticate: Callable[[socket.socket], str] = same_user,
+        hello: Frame | None = None,
+    ) -> None:
+        """Take our end of a new direct link.
+
+        Args:
+            hello: to be said first, to a peer that does not know who calls.
+        """
+        place = self.place(mesh, rank)
+        with self._lock:
+            if place.link is not None:
+                sock.close()
+                return
+            self._count += 1
+
+        def up(link: Link) -> None:
+            assert isinstance(link, DirectLink)
+            if hello is not None:
+                link.post(hello)
+            with self._lock:
+                if place.link is link:
+                    place.connect(link)
+
+        def down(link: DirectLink, reason: str) -> None:
+            self._down(place, link, f"the link to rank {rank} broke: {reason}")
+
+        link = DirectLink(self.driver, sock, authenticate, on_down=down, on_up=up)
+        place.link = link
+        self.driver.reactor.call_soon(link.start)
+
+    def lost(self, mesh: int, rank: int, error: BaseException) -> None:
+        """A rank is gone: what it said before still counts, other calls to it fail."""
+        with self._lock:
+            place = self._places.get(mesh, {}).get(rank)
+            link = place.disconnect() if place is not None else None
+        self.book.fail_ranks(mesh, (rank,), error)
+        if link is None:
+            return
+
+        def end() -> None:
+            link.drain()
+            link.fail_all(error)
+            link.close()
+
+        self.driver.reactor.call_soon(end)
+
+    def _direct(self, frame: Frame) -> DirectLink | None:
+        return self.place(frame.mesh, frame.ranks[0]).direct if len(frame.ranks) == 1 else None
+
+    def _divide(self, frame: Frame) -> tuple[dict[int, Place], dict[int, DirectLink]]:
+        """Before a message goes by the hosts: where it goes, and where it must not go.
+
+        Returns:
+            the places that it departs to, which are to be told when it arrives; and the ranks
+            that must get it over their direct link, because something on there may not have
+            arrived yet.
+        """
+        placed: dict[int, Place] = {}
+        apart: dict[int, DirectLink] = {}
+        ranks = frame.ranks
+        with self._lock:
+            known = self._places.get(frame.mesh, {})
+            if len(ranks) > len(known):
+                wanted = set(ranks)
+                ranks = [rank for rank in known if rank in wanted]
+            for rank in ranks:
+                place = known.get(rank)
+                if place is None:
+                    continue
+                if place.link is not None and not place.link.is_quiet:
+                    apart[rank] = place.link
+                else:
+                    place.depart()
+                    placed[rank] = place
+            if len(frame.ranks) == 1 and placed:
+                (place,) = placed.values()
+                if not place.asked and self._count < MAX_LINKS:
+                    place.asked = self._ask(frame.mesh, frame.ranks[0])
+        return placed, apart
+
+    def _send_apart(self, link: DirectLink, frame: Frame, call: int, rank: int) -> None:
+        """One rank's part of a call to many goes over its direct link."""
+
+        def sink(value: Any, error: BaseException | None) -> None:
+            if error is None:
+                self.book.answer_ranks(call, (rank,), value)
+            else:
+                self.book.fail(call, error, (rank,))
+
+        try:
+            _send(link, frame, sink)
+        except LinkClosed as error:
+            self.book.fail(call, SupervisionError(str(error)), (rank,))
+
+    def _down(self, place: Place, link: DirectLink, reason: str) -> None:
+        with self._lock:
+            self._count -= 1
+            if place.link is link:
+                place.disconnect()
+        # Who hears of the death fails them with its cause, long before this.
+        self.driver.reactor.call_later(_NEWS_S, lambda: link.fail_all(SupervisionError(reason)))
+
+
+def _send(link: DirectLink, frame: Frame, sink: Sink | None) -> None:
+    """Send a message over a direct link. Raises LinkClosed."""
+    frame = replace(frame, ranks=())
+    link.wait_for_room(frame, link.send_message(frame, sink))
+
+
+def _without(frame: Frame, apart: dict[int, DirectLink], call: int) -> Frame:
+    ranks: Sequence[int] = frame.ranks
+    if apart:
+        ranks = tuple(rank for rank in ranks if rank not in apart)
+    return replace(frame, call=call, ranks=ranks)
+
+
+def _settle(
+    future: Future[Any],
+    finish: Callable[[list[Any]], Any],
+    value: Any,
+    error: BaseException | None,
+) -> None:
+    """Settle the future of a call to one rank."""
+    if error is None:
+        try:
+            value = finish([value])
+        except BaseException as raised:  # code of the user's classes
+            error = not_loaded(raised)
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
