@@ -46,7 +46,7 @@ def test_everything_at_once() -> None:
     )
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=str)
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=list(OPTIONS))
 def test_each_option_of_sbatch_in_each_spelling(option: Option) -> None:
     if not option.metavar:
         assert parse([f"--{option.name}", "x.py"]).options == {option.field: True}
