@@ -209,3 +209,27 @@ def _index(environ: Mapping[str, str]) -> Path | None:
             return None
         state = os.path.join(home, ".local", "state")
     return Path(state, "slurmmesh", "jobs")
+
+
+def put_aside(log: Path, number: int) -> Path:
+    """``node1.log.3``: what a log is renamed to when it is full, counted from 1.
+
+    A file keeps its number, so who reads it finds it again; the log's own name is the newest's.
+    """
+    return log.with_name(f"{log.name}.{number}")
+
+
+def aside_of(log: Path) -> list[int]:
+    """The numbers of the files of a log that were put aside, in the order of their lines."""
+    pattern = re.compile(re.escape(log.name) + r"\.(\d{1,9})")
+    try:
+        with os.scandir(log.parent) as entries:
+            found = (pattern.fullmatch(entry.name) for entry in entries)
+            return sorted(int(match[1]) for match in found if match)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def files_of(log: Path) -> list[Path]:
+    """All files of a log, in the order of their lines. The last need not be there."""
+    return [*(put_aside(log, number) for number in aside_of(log)), log]

@@ -17,7 +17,7 @@ from benchmarks.actor_runtime.peers import ALL, OURS, PEERS, Peer
 from slurmmesh.linux import become_subreaper, sweep_children
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TIMEOUT_S = 180.0
+_TIMEOUT_S = 300.0
 _LAST_WORDS = 4
 
 Samples = dict[str, list[float]]

@@ -1,6 +1,6 @@
 """Actors: what users write, call and hold."""
 
-from slurmmesh.actors.actor import Actor, endpoint
+from slurmmesh.actors.actor import Actor, concurrent_endpoint, endpoint
 from slurmmesh.actors.context import (
     Context,
     context,
@@ -9,8 +9,9 @@ from slurmmesh.actors.context import (
     current_size,
 )
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ActorMesh, ProcEvent, ProcMesh
+from slurmmesh.actors.mesh import ActorMesh, ProcMesh
 from slurmmesh.actors.ports import Channel, Port, PortReceiver, RankedPortReceiver
+from slurmmesh.actors.runtime import ProcEvent
 
 __all__ = [
     "Actor",
@@ -23,6 +24,7 @@ __all__ = [
     "ProcEvent",
     "ProcMesh",
     "RankedPortReceiver",
+    "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,12 +152,16 @@ class Caller:
         place.link = link
         self.driver.reactor.call_soon(link.start)
 
-    def lost(self, mesh: int, rank: int, error: BaseException) -> None:
-        """A rank is gone: what it said before still counts, other calls to it fail."""
+    def lost(self, mesh: int, rank: int, error: BaseException, but: Container[int] = ()) -> None:
+        """A rank is gone: what it said before still counts, other calls to it fail.
+
+        Args:
+            but: calls by the hosts of which the hosts will tell.
+        """
         with self._lock:
             place = self._places.get(mesh, {}).get(rank)
             link = place.disconnect() if place is not None else None
-        self.book.fail_ranks(mesh, (rank,), error)
+        self.book.fail_ranks(mesh, (rank,), error, but)
         if link is None:
             return
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmmesh.actors.direct import Place, answer_of, not_loaded
@@ -141,14 +141,20 @@ class CallBook:
             call.values = []
         call.future.set_exception(error)
 
-    def fail_ranks(self, mesh: int, ranks: Iterable[int], error: BaseException) -> None:
-        """End every call that waits for one of these ranks: their processes are gone."""
+    def fail_ranks(
+        self,
+        mesh: int,
+        ranks: Iterable[int],
+        error: BaseException,
+        but: Container[int] = (),
+    ) -> None:
+        """End every call but these that waits for one of these ranks: their processes are gone."""
         gone = set(ranks)
         with self._lock:
             hit = [
                 call_id
                 for call_id, call in self._open.items()
-                if call.mesh == mesh and not gone.isdisjoint(call.slots)
+                if call.mesh == mesh and call_id not in but and not gone.isdisjoint(call.slots)
             ]
         for call_id in hit:
             self.fail(call_id, error, gone)

@@ -13,15 +13,31 @@ if TYPE_CHECKING:
     from slurmmesh.wire.identity import Credentials
 
 
+_NOWHERE = Point(0, Extent((), ()))
+
+
+@dataclass(frozen=True)
+class ActorInstance:
+    """The actor that runs.
+
+    Attributes:
+        name: that it was spawned with; empty outside of an actor.
+        rank: its place in the mesh as it was spawned, whatever slice was called.
+    """
+
+    name: str = ""
+    rank: Point = _NOWHERE
+
+
 @dataclass(frozen=True)
 class Context:
     """Where the code that asks is running.
 
     Attributes:
-        point: rank and coordinates, relative to the mesh or slice that was called.
+        message_rank: rank and coordinates, relative to the mesh or slice that was called.
+        actor_instance: the actor that was called.
         mesh: name of the proc mesh; empty in the controller.
         proc_rank: rank within the whole proc mesh, whatever slice was called.
-        actor: name of the actor; empty outside of one.
         host: name of the host.
         host_address: address under which other hosts of the job reach this one.
         incarnation: how often this rank has been restarted, 0 at first.
@@ -29,10 +45,10 @@ class Context:
         credentials: the host's certificate and key, to prove that one belongs to this job.
     """
 
-    point: Point
+    message_rank: Point = _NOWHERE
+    actor_instance: ActorInstance = ActorInstance()
     mesh: str = ""
     proc_rank: int = 0
-    actor: str = ""
     host: str = ""
     host_address: str = "127.0.0.1"
     incarnation: int = 0
@@ -40,7 +56,7 @@ class Context:
     credentials: Credentials | None = None
 
 
-_OUTSIDE = Context(point=Point(0, Extent((), ())))
+_OUTSIDE = Context()
 _current: contextvars.ContextVar[Context] = contextvars.ContextVar("slurmmesh_context")
 _process_wide = _OUTSIDE
 
@@ -63,14 +79,14 @@ def context() -> Context:
 
 def current_rank() -> Point:
     """Rank and coordinates of the running actor within the mesh or slice that was called."""
-    return context().point
+    return context().message_rank
 
 
 def current_size() -> dict[str, int]:
     """Sizes by dimension of the mesh or slice that was called."""
-    return dict(context().point.extent)
+    return dict(context().message_rank.extent)
 
 
 def current_actor_name() -> str:
     """Name of the running actor; empty outside of one."""
-    return context().actor
+    return context().actor_instance.name

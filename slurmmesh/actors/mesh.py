@@ -2,100 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import logging
 import math
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from slurmmesh.actors.actor import (
     Actor,
     endpoint_names,
     endpoint_signature,
     is_endpoint,
-    positional_counts,
 )
-from slurmmesh.actors.direct import DirectLink, Place
+from slurmmesh.actors.endpoints import EndpointRef
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.messages import CreateActor
-from slurmmesh.errors import ExitCause, LinkClosed, UsageError
+from slurmmesh.actors.runtime import ProcEvent, Runtime, runtime_of
+from slurmmesh.errors import UsageError
 from slurmmesh.shape import Region, Shaped, ValueMesh
-from slurmmesh.wire.batches import is_plain
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
-
-
-@dataclass(frozen=True)
-class ProcEvent:
-    """Something happened to a proc of a mesh.
-
-    Attributes:
-        kind: ``up`` (registered), ``exited``, ``restarted`` (its actors are built again),
-            ``given_up`` (not started again: the restart intensity is spent and nothing of the
-            mesh runs any more, or the rank's host is lost).
-        at: seconds since the epoch, taken where it happened.
-        seen_at: the same clock, when the controller knew.
-        cause: of ``exited`` and ``given_up``.
-        expected: of ``exited``: it was asked to stop.
-    """
-
-    kind: str
-    mesh: str
-    rank: int
-    host: str
-    pid: int
-    incarnation: int
-    at: float
-    seen_at: float
-    cause: ExitCause | None = None
-    expected: bool = False
-
-
-class Runtime(Protocol):
-    """What meshes need of the process that owns the links."""
-
-    def call(
-        self,
-        frame: Frame,
-        finish: Callable[[list[Any]], Any],
-        what: str,
-    ) -> Future[Any]:
-        """Send a frame that is answered by each of its ranks."""
-
-    def cast(self, frame: Frame) -> None:
-        """Send a frame that is not answered."""
-
-    def place(self, mesh: int, rank: int) -> Place:
-        """Where a rank is found: has a direct link to it when it may be used."""
-
-    def create(self, frame: Frame, what: str) -> Future[Any]:
-        """Build an actor on each rank, and again on each that is restarted."""
-
-    def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
-        """End procs in order; done when all are gone."""
-
-    def signal_procs(self, mesh: int, ranks: Sequence[int], signum: int) -> None:
-        """Send a signal to procs."""
-
-    def subscribe(self, mesh: int, callback: Callable[[ProcEvent], Any]) -> None:
-        """Tell ``callback`` all that happens to the procs of a mesh."""
-
-    def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
-        """Names of the hosts on which these ranks run, in order."""
 
 
 class ProcMesh(Shaped):
     """Processes, one per rank, on one or more hosts. Made by ``HostMesh.spawn_procs``."""
 
     def __init__(
-        self, runtime: Runtime, mesh: int, name: str, region: Region, actors: itertools.count[int]
+        self, runtime: Runtime, mesh: int, name: str, whole: Region, region: Region
     ) -> None:
         self._runtime = runtime
         self._mesh = mesh
-        self._actors = actors
         self.name = name
+        self.whole = whole
+        """The region of the mesh that was spawned, of which this may be a slice."""
         self._region = region
 
     @property
@@ -107,7 +47,10 @@ class ProcMesh(Shaped):
         return f"ProcMesh({self.name!r}, {self.sizes})"
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._runtime, self._mesh, self.name, region, self._actors)
+        return ProcMesh(self._runtime, self._mesh, self.name, self.whole, region)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _proc_mesh, (self._runtime.job, self._mesh, self.name, self.whole, self._region)
 
     @property
     def hosts(self) -> list[str]:
@@ -133,9 +76,9 @@ class ProcMesh(Shaped):
             endpoint_signature(cls, "__init__").bind(None, *args, **kwargs)
         elif args or kwargs:
             raise TypeError(f"{cls.__name__} takes no arguments")
-        actor = next(self._actors)
+        actor = self._runtime.new_actor(self._mesh)
         try:
-            body, buffers = dumps(CreateActor(name, cls, args, kwargs))
+            body, buffers = dumps(CreateActor(name, cls, args, kwargs, self.region))
         except Exception as error:
             raise UsageError(f"{name!r} cannot be sent to its procs: {error}") from error
         # Copies: a restarted rank gets the arguments as they are now.
@@ -157,6 +100,44 @@ class ProcMesh(Shaped):
             self._mesh, lambda event: callback(event) if event.rank in ranks else None
         )
 
+    def logging_option(
+        self,
+        stream_to_client: bool = True,
+        aggregate_window_sec: float | None = 3,
+        level: int = logging.INFO,
+    ) -> Future[None]:
+        """Show in the controller's output what these procs write, beside their hosts' logs.
+
+        It holds for the ranks of this slice, also when they are started again, until the next
+        call for them. Lines of stdout go to stdout, those of stderr to stderr.
+
+        Args:
+            aggregate_window_sec: for so long lines are held and similar ones, of all ranks, are
+                folded into the first, with their number; None or 0: each is shown at once.
+            level: of ``logging`` that is shown, and written if the procs have set no level of
+                their own. What does not come through ``logging`` counts as INFO on stdout and
+                as ERROR on stderr.
+
+        Returns a future that is done once it is in force. Raises UsageError for what is no time
+        or no level.
+        """
+        window = 0 if aggregate_window_sec is None else aggregate_window_sec
+        if (
+            isinstance(window, bool)
+            or not isinstance(window, (int, float))
+            or not 0 <= window < math.inf
+        ):
+            raise UsageError(
+                "aggregate_window_sec is a number of seconds of at least 0, or None, not "
+                f"{aggregate_window_sec!r}"
+            )
+        if isinstance(level, bool) or not isinstance(level, int) or level < 0:
+            raise UsageError(
+                f"level is one of logging's numbers, such as logging.INFO, not {level!r}"
+            )
+        least = level if stream_to_client else None
+        return self._runtime.stream_logs(self._mesh, self.region.ranks, least, window)
+
     def send_signal(self, signum: int, rank: int | None = None) -> None:
         """Send a signal to one rank (of this slice), or to all.
 
@@ -172,6 +153,25 @@ class ProcMesh(Shaped):
         if not 0 < signum < signal.NSIG:
             raise UsageError(f"there is no signal {signum}")
         self._runtime.signal_procs(self._mesh, ranks, int(signum))
+
+    def reload(self, *modules: str | ModuleType) -> Future[ValueMesh[tuple[str, ...]]]:
+        """Reload modules of yours in these procs: those named, or else those that were edited.
+
+        Modules that import them are reloaded as well, after them. It happens in the thread of each
+        actor, between two messages, and then the actor's methods are those of its class's new
+        definition. The future has the names of the modules that each rank reloaded, and fails with
+        ``ActorError`` if one cannot be reloaded. A proc without actors reloads nothing.
+
+        Raises:
+            TypeError: something that is no module and no name of one.
+        """
+        names: tuple[Any, ...] = tuple(getattr(each, "__name__", each) for each in modules)
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"reload takes modules or their names, not {modules!r}")
+        region = self.region
+        return self._runtime.reload(
+            self._mesh, region.ranks, names, lambda values: ValueMesh(region, values)
+        )
 
     def stop(self, grace_s: float = 5.0) -> Future[None]:
         """End these procs and their actors in order.
@@ -201,7 +201,7 @@ class ActorMesh(Shaped):
         name: str,
         cls: type[Actor],
         region: Region,
-        created: Future[Any],
+        created: Future[Any] | None,
     ) -> None:
         self._runtime = runtime
         self._procs = procs
@@ -209,8 +209,9 @@ class ActorMesh(Shaped):
         self._cls = cls
         self.name = name
         self._region = region
-        self.initialized = created
-        """Done when every constructor has returned; failed if one raised."""
+        self.initialized: Future[Any] | None = created
+        """Done when every constructor has returned; failed if one raised. None where the mesh came
+        from another process."""
 
     @property
     def region(self) -> Region:
@@ -236,82 +237,16 @@ class ActorMesh(Shaped):
         made = self.__dict__[name] = EndpointRef(self, name)
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(f"{self!r} cannot be sent to another process yet")
+    def __reduce__(self) -> tuple[Any, ...]:
+        whole = self._procs._with_region(self._procs.whole)
+        return _actor_mesh, (whole, self._actor, self.name, self._cls, self._region)
 
 
-class EndpointRef:
-    """One endpoint of an actor mesh: the ways to call it."""
+def _proc_mesh(job: str, mesh: int, name: str, whole: Region, region: Region) -> ProcMesh:
+    return ProcMesh(runtime_of(job), mesh, name, whole, region)
 
-    def __init__(self, mesh: ActorMesh, name: str) -> None:
-        region = mesh.region
-        self._mesh = mesh
-        self._name = name
-        self._what = f"{mesh.name}.{name}"
-        self._counts = positional_counts(mesh._cls, name)
-        # The whole mesh is known to its members; only a slice must be told to them.
-        self._where = None if region == mesh._procs.region else region.pack()
-        self._size = len(region)
-        self._place: Place | None = None
-        if self._size == 1:
-            self._place = mesh._runtime.place(mesh._procs._mesh, region.ranks[0])
 
-    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
-        """Call it on every rank; the future's value is a ValueMesh of the results."""
-        region = self._mesh.region
-        return self._send(args, kwargs, lambda values: ValueMesh(region, values))
-
-    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on the only rank of the mesh; the future's value is the result.
-
-        Raises:
-            ValueError: the mesh has more than one rank: slice it first.
-        """
-        if self._size != 1:
-            raise ValueError(
-                f"call_one needs a mesh of one, {self._mesh!r} has {self._size}: slice it"
-            )
-        link = self._direct(args, kwargs)
-        if link is not None:
-            future: Future[Any] = Future(self._what, link.driver)
-            with contextlib.suppress(LinkClosed):  # its proc is gone: the long way tells why
-                link.call_plain(self._mesh._actor, self._name, args, self._where, future)
-                return future
-        return self._send(args, kwargs, lambda values: values[0])
-
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Call it on every rank and expect no answer."""
-        link = self._direct(args, kwargs)
-        if link is not None:
-            with contextlib.suppress(LinkClosed):
-                link.cast_plain(self._mesh._actor, self._name, args, self._where)
-                return
-        self._mesh._runtime.cast(self._frame(Kind.CAST, args, kwargs))
-
-    def _direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DirectLink | None:
-        """The link for the short way, if this message can take it."""
-        place = self._place
-        if place is None or kwargs or len(args) not in self._counts or not is_plain(args):
-            return None
-        return place.direct
-
-    def _send(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Callable[[list[Any]], Any]
-    ) -> Future[Any]:
-        return self._mesh._runtime.call(self._frame(Kind.CALL, args, kwargs), finish, self._what)
-
-    def _frame(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
-        mesh = self._mesh
-        endpoint_signature(mesh._cls, self._name).bind(None, *args, **kwargs)
-        try:
-            body, buffers = dumps((self._name, args, kwargs, self._where))
-        except Exception as error:
-            raise UsageError(f"the arguments of {self._what} cannot be sent: {error}") from error
-        return Frame(
-            kind,
-            body,
-            buffers,
-            mesh=mesh._procs._mesh,
-            actor=mesh._actor,
-            ranks=mesh.region.ranks,
-        )
+def _actor_mesh(
+    procs: ProcMesh, actor: int, name: str, cls: type[Actor], region: Region
+) -> ActorMesh:
+    return ActorMesh(procs._runtime, procs, actor, name, cls, region, None)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class ProcWelcome:
     """The first thing a new proc is told: who and where it is."""
 
+    job: str
+    mesh_id: int
     mesh: str
     rank: int
     region: Region
@@ -40,16 +42,32 @@ class WriteLogs:
 
 @dataclass(frozen=True)
 class CreateActor:
-    """Build an actor. ``cls`` and arguments as the user gave them."""
+    """Build an actor. ``cls`` and arguments as the user gave them; ``region``: of all its mesh."""
 
     name: str
     cls: type
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    region: Region
+
+
+@dataclass(frozen=True)
+class Connect:
+    """To a host: make a direct link to this rank for me; the answer is ``Connected``."""
+
+    mesh: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Connected:
+    """From a host, with one descriptor: your end of the link to this rank."""
+
+    mesh: int
+    rank: int
+    incarnation: int
 
 
 @dataclass(frozen=True)
 class TakeLink:
     """Host to proc, with one descriptor: a caller's direct link to you."""
-
-    caller: str

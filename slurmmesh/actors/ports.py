@@ -232,14 +232,16 @@ def port_of(receiver: PortReceiver[Any]) -> Port[Any]:
 def failure_here(error: BaseException) -> Failure:
     """``error`` on its way out of the code that is running, to be raised as it is."""
     here = context()
-    return Failure.of(error, actor=here.actor, rank=here.proc_rank, host=here.host, itself=True)
+    name = here.actor_instance.name
+    return Failure.of(error, actor=name, rank=here.proc_rank, host=here.host, itself=True)
 
 
 def packed(failed: bool, value: Any) -> tuple[bytes, list[memoryview]]:
     """A message as it travels: whether it is a failure, the sender's rank, the value."""
     here = context()
     try:
-        return dumps((failed, here.point.rank if here.actor else None, value))
+        rank = here.message_rank.rank if here.actor_instance.name else None
+        return dumps((failed, rank, value))
     except Exception as error:
         raise UsageError(f"this value cannot be sent to a port: {error}") from error
 

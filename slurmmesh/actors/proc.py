@@ -20,11 +20,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slurmmesh import telemetry
+from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.context import Context, set_process_context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.mailbox import Mailbox
-from slurmmesh.actors.messages import ProcWelcome, StopProc, TakeLink
+from slurmmesh.actors.messages import Connected, ProcWelcome, StopProc, TakeLink, WriteLogs
+from slurmmesh.actors.ports import PORTS
+from slurmmesh.actors.remote import ProcRuntime
 from slurmmesh.actors.runner import ActorRunner, Message
+from slurmmesh.actors.runtime import register
+from slurmmesh.actors.stdio import write_from
 from slurmmesh.errors import LinkClosed, SupervisionError
 from slurmmesh.telemetry import Event
 from slurmmesh.wire.batches import BatchLink
@@ -35,6 +40,8 @@ from slurmmesh.wire.identity import Revoked
 from slurmmesh.wire.links import Link, cut_off, same_user
 from slurmmesh.wire.reactor import Reactor, print_error, say
 
+_EARLY_S = 10.0
+"""How long a message for an actor that is not there waits for it, in seconds."""
 _LAST_WORDS_S = 5.0
 """How long a proc that stops waits for the host to take its last answers, in seconds."""
 
@@ -81,11 +88,13 @@ class _Proc:
         )
         self._main: Mailbox[ProcWelcome | ActorRunner | None] = Mailbox()
         self._runners: dict[int, ActorRunner] = {}
+        self._early: dict[int, list[Message]] = {}
         self._threads: list[threading.Thread] = []
         self._seen: dict[Link, int] = {}
         self._ready = threading.Event()
         self._context: Context | None = None
         self._welcome: ProcWelcome | None = None
+        self._runtime: ProcRuntime | None = None
 
     def run(self, on_welcome: Callable[[ProcWelcome], Any]) -> int:
         self._driver.reactor.call_soon(self._link.start)
@@ -123,6 +132,13 @@ class _Proc:
     def _on_frame(self, _link: Link, frame: Frame) -> None:
         if frame.kind in (Kind.CALL, Kind.CAST):
             self._post(Message(self._link, frame), frame.actor)
+        elif frame.kind in (Kind.RESULT, Kind.ERROR, Kind.MERGED, Kind.DELIVERED):
+            assert self._runtime is not None
+            self._runtime.take(frame)
+        elif frame.kind is Kind.PORT:
+            assert self._runtime is not None
+            if frame.actor == self._runtime.address.incarnation:
+                PORTS.deliver(frame.call, frame.body, frame.buffers)
         elif frame.kind is Kind.CREATE:
             self._create(Message(self._link, frame), frame.actor)
         elif frame.kind is Kind.WELCOME:
@@ -139,6 +155,10 @@ class _Proc:
                 write_from(message.level)
             elif isinstance(message, TakeLink):
                 self._take_link(socket.socket(fileno=frame.fds[0]))
+            elif isinstance(message, Connected):
+                assert self._runtime is not None
+                sock = socket.socket(fileno=frame.fds[0])
+                self._runtime.caller.connected(message.mesh, message.rank, sock)
 
     def _take_link(self, sock: socket.socket) -> None:
         """Be called over a link of its own from now on."""
@@ -174,7 +194,7 @@ class _Proc:
     def _take_welcome(self, welcome: ProcWelcome) -> None:
         self._welcome = welcome
         self._context = Context(
-            point=welcome.region.extent.point(welcome.rank),
+            message_rank=welcome.region.extent.point(welcome.rank),
             mesh=welcome.mesh,
             proc_rank=welcome.rank,
             host=welcome.host,
@@ -184,15 +204,20 @@ class _Proc:
             credentials=welcome.credentials,
         )
         set_process_context(self._context)
+        address = ProcessId(welcome.mesh_id, welcome.rank, welcome.incarnation)
+        self._runtime = ProcRuntime(welcome.job, address, self._driver, self._link)
+        register(self._runtime)
         self._main.put(welcome)
 
     def _create(self, message: Message, actor: int) -> None:
         assert self._context is not None
         assert self._welcome is not None
         is_first = not self._runners
-        wait = self._driver.wait if is_first else Mailbox.wait
-        runner = ActorRunner(message, self._context, self._welcome.region, wait)
+        driver = self._driver if is_first else None
+        runner = ActorRunner(message, self._context, self._welcome.region, driver)
         self._runners[actor] = runner
+        for early in self._early.pop(actor, ()):
+            runner.post(early)
         if is_first:
             self._main.put(runner)
             return
@@ -212,8 +237,18 @@ class _Proc:
         runner = self._runners.get(actor)
         if runner is not None:
             runner.post(message)
-        elif not message.is_cast:
-            self._refuse(message, SupervisionError(f"there is no actor {actor} in this proc"))
+            return
+        # It may be on its way, from the controller by the host: messages of others can be faster.
+        if actor not in self._early:
+            self._early[actor] = []
+            self._driver.reactor.call_later(_EARLY_S, lambda: self._refuse_early(actor))
+        self._early[actor].append(message)
+
+    def _refuse_early(self, actor: int) -> None:
+        for message in self._early.pop(actor, ()):
+            if not message.is_cast:
+                error = SupervisionError(f"there is no actor {actor} in this proc")
+                self._refuse(message, error)
 
     def _refuse(self, message: Message, error: Exception) -> None:
         assert self._context is not None

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from slurmmesh.actors.actor import Actor, is_endpoint
-from slurmmesh.actors.context import Context, enter_context
+from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
+from slurmmesh.actors.context import ActorInstance, Context, enter_context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.mailbox import Mailbox
 from slurmmesh.actors.messages import CreateActor
-from slurmmesh.errors import LinkClosed, SupervisionError
+from slurmmesh.actors.reloading import RELOAD, reload_once, renew
+from slurmmesh.actors.responses import ResponsePort
+from slurmmesh.actors.tasks import Tasks
+from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.shape import Region
 from slurmmesh.wire.batches import BatchLink, is_plain
 from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.reactor import print_error, say
 
 _ENDS_THE_PROC = (SystemExit, KeyboardInterrupt)
 """Everything else that an endpoint raises fails its call alone."""
+_LATER = object()
+"""What is invoked answers its call itself."""
 
 
 class Message(NamedTuple):
@@ -48,6 +54,16 @@ class Message(NamedTuple):
         return self.number < 0 if self.frame is None else self.frame.kind is Kind.CAST
 
 
+class _Special:
+    """An endpoint that answers another way than by returning."""
+
+    __slots__ = ("options", "run")
+
+    def __init__(self, run: Callable[..., Any], options: EndpointOptions) -> None:
+        self.run = run
+        self.options = options
+
+
 class ActorRunner:
     """Builds one actor and runs its messages one after the other.
 
@@ -55,7 +71,7 @@ class ActorRunner:
         create: the message with the CREATE frame.
         context: of the proc; the actor's name and the point called are filled in.
         region: of the whole proc mesh.
-        wait: waits until the mailbox has something.
+        driver: of the loop by which messages come, if the actor's thread is to run that, too.
     """
 
     def __init__(
@@ -63,15 +79,17 @@ class ActorRunner:
         create: Message,
         context: Context,
         region: Region,
-        wait: Callable[[Mailbox[Any]], Any],
+        driver: Driver | None,
     ) -> None:
         self._create = create
         self._context = context
         self._contexts: dict[Any, Context] = {}
         self._region = region
-        self._wait = wait
+        self._driver = driver
+        self._wait: Callable[[Mailbox[Any]], Any] = driver.wait if driver else Mailbox.wait
         self._mailbox: Mailbox[Message | None] = Mailbox()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks = Tasks()
+        self._escaped: tuple[str, BaseException, ResponsePort | None] | None = None
         self._instance: Actor | None = None
         self._endpoints: dict[str, Callable[..., Any]] = {}
         self._broken: str | None = None
@@ -108,9 +126,15 @@ class ActorRunner:
     def _take(self) -> None:
         """Handle the next message. Nothing here outlives it: it may be large."""
         mailbox = self._mailbox
-        if not mailbox.done():
+        if self._tasks:
+            self._tasks.turn()
+            if not mailbox.done():
+                self._tasks.wait_for_mail(mailbox, self._driver)
+        elif not mailbox.done():
             self._wait(mailbox)
         message = mailbox.take()
+        if self._escaped is not None:
+            self._break(*self._escaped)
         if message is None or self._stopping:
             return
         self._handle(message)
@@ -126,7 +150,10 @@ class ActorRunner:
         try:
             create: CreateActor = loads(frame.body, frame.buffers)
             self._name = create.name
-            self._context = replace(self._context, actor=create.name)
+            self._region = create.region
+            point = self._region.extent.point(self._region.local_rank(self._context.proc_rank))
+            instance = ActorInstance(create.name, point)
+            self._context = replace(self._context, actor_instance=instance, message_rank=point)
             enter_context(self._context)
             self._instance = create.cls(*create.args, **create.kwargs)
         except _ENDS_THE_PROC:
@@ -145,24 +172,19 @@ class ActorRunner:
 
     def _handle(self, message: Message) -> None:
         if self._instance is None:
-            error = SupervisionError(f"{self._name!r} does not exist here: {self._broken}")
-            self._fail(message, self._failure(error, fatal=True))
+            self._fail(message, self._gone())
             return
         try:
             result = self._invoke(message)
         except _ENDS_THE_PROC:
             raise
         except BaseException as error:
-            failure = self._failure(error)
             if message.is_cast:
-                # Nobody waits for it: the actor is in a state that nobody knows.
-                self._broken = f"a broadcast endpoint raised:\n{failure.formatted.rstrip()}"
-                say(f"{self._name!r}: {self._broken}")
-                self._end_instance(error)
+                self._break(_BROADCAST, error)
             else:
-                self._fail(message, failure)
+                self._fail(message, self._failure(error))
         else:
-            if not message.is_cast:
+            if result is not _LATER and not message.is_cast:
                 self._answer(message, result)
 
     def _invoke(self, message: Message) -> Any:
@@ -173,27 +195,90 @@ class ActorRunner:
             method, args, kwargs, where = loads(message.frame.body, message.frame.buffers)
         run = self._endpoints.get(method) or self._endpoint(method)
         enter_context(self._contexts.get(where) or self._context_of(where))
+        if type(run) is _Special:
+            return self._invoke_special(run, message, args, kwargs)
         result = run(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-            result = self._loop.run_until_complete(result)
-        return result
+        return self._tasks.finish(result) if inspect.iscoroutine(result) else result
+
+    def _invoke_special(
+        self, special: _Special, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        port = None
+        if special.options.explicit_response_port:
+            port = self._port_of(message)
+            args = (port, *args)
+        if special.options.concurrent:
+            concluded = functools.partial(self._concluded, message, port)
+            self._tasks.start(special.run(*args, **kwargs), concluded)
+            return _LATER
+        try:
+            result = special.run(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                self._tasks.finish(result)
+        except _ENDS_THE_PROC:
+            raise
+        except BaseException as error:
+            self._break(_EXPLICIT, error, port)
+        return _LATER
+
+    def _concluded(
+        self,
+        message: Message,
+        port: ResponsePort | None,
+        result: Any,
+        error: BaseException | None,
+    ) -> None:
+        """What ran beside other messages has ended."""
+        if port is None and not message.is_cast:
+            if error is None:
+                self._answer(message, result)
+            else:
+                self._fail(message, self._gone() if self._has_ended else self._failure(error))
+            self._flush(message)
+        elif error is not None and not self._has_ended:
+            # Not here, in the loop: the instance's end runs the loop.
+            self._escaped = (_BROADCAST if message.is_cast else _EXPLICIT, error, port)
+            self._mailbox.put(None)
 
     def _endpoint(self, method: str) -> Callable[..., Any]:
-        cls = type(self._instance)
-        if not is_endpoint(cls, method):
-            raise AttributeError(f"{cls.__name__} has no endpoint {method!r}")
-        run: Callable[..., Any] = getattr(self._instance, method)
+        if method == RELOAD:
+            return self._reload
+        options = endpoint_options(type(self._instance), method)
+        run: Any = getattr(self._instance, method)
+        if options.explicit_response_port or options.concurrent:
+            run = _Special(run, options)
         self._endpoints[method] = run
         return run
+
+    def _port_of(self, message: Message) -> ResponsePort:
+        if message.is_cast:
+            return ResponsePort(_nothing, _nothing, lambda: None)
+
+        def answer(value: Any) -> None:
+            self._answer(message, value)
+            self._flush(message)
+
+        def dropped() -> None:
+            error = RuntimeError(f"an endpoint of {self._name!r} dropped its port unanswered")
+            body, _ = dumps(self._gone() if self._has_ended else self._failure(error))
+            with contextlib.suppress(LinkClosed):
+                message.link.post(self._answering(message, Kind.ERROR, body, ()))
+
+        return ResponsePort(answer, functools.partial(self._fail, message), dropped)
+
+    def _reload(self, request: Any, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """Take what was edited: here, between two messages, nothing of this actor runs."""
+        reloaded = reload_once(request, modules)
+        renew(self._instance)
+        self._endpoints.clear()
+        return reloaded
 
     def _context_of(self, where: Any) -> Context:
         region = self._region if where is None else Region.unpack(where)
         point = region.extent.point(region.local_rank(self._context.proc_rank))
         if len(self._contexts) > _MAX_CONTEXTS:
             self._contexts.clear()
-        made = self._contexts[where] = replace(self._context, point=point)
+        made = self._contexts[where] = replace(self._context, message_rank=point)
         return made
 
     def _answer(self, message: Message, value: Any) -> None:
@@ -215,14 +300,20 @@ class ActorRunner:
             self._send(message, Kind.ERROR, body, buffers)
 
     def _send(self, message: Message, kind: Kind, body: bytes, buffers: Any) -> None:
+        with contextlib.suppress(LinkClosed):  # the caller is gone
+            message.link.send(self._answering(message, kind, body, buffers))
+
+    def _answering(self, message: Message, kind: Kind, body: bytes, buffers: Any) -> Frame:
         frame = message.frame
         if frame is None:
-            answer = Frame(kind, body, buffers, message.number)
-        else:
-            rank = self._context.proc_rank
-            answer = Frame(kind, body, buffers, frame.call, frame.mesh, frame.actor, (rank,))
-        with contextlib.suppress(LinkClosed):  # the caller is gone
-            message.link.send(answer)
+            return Frame(kind, body, buffers, message.number)
+        rank = self._context.proc_rank
+        return Frame(kind, body, buffers, frame.call, frame.mesh, frame.actor, (rank,))
+
+    def _flush(self, message: Message) -> None:
+        """Send what was answered aside from the messages' order at once."""
+        with contextlib.suppress(LinkClosed):
+            message.link.flush()
 
     def _failure(self, error: BaseException, fatal: bool = False) -> Failure:
         return Failure.of(
@@ -233,22 +324,51 @@ class ActorRunner:
             fatal=fatal,
         )
 
+    def _gone(self) -> Failure:
+        """Why nobody answers any more."""
+        if self._broken is None:
+            return self._failure(MeshStopped(f"{self._name!r} was stopped"), fatal=True)
+        error = SupervisionError(f"{self._name!r} does not exist here: {self._broken}")
+        return self._failure(error, fatal=True)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._instance is None
+
+    def _break(self, what: str, error: BaseException, port: ResponsePort | None = None) -> None:
+        """End the instance: after this error nobody knows in which state it is."""
+        self._escaped = None
+        failure = self._failure(error)
+        self._broken = f"{what} raised:\n{failure.formatted.rstrip()}"
+        say(f"{self._name!r}: {self._broken}")
+        if port is not None:
+            port.fail(self._gone())
+        self._end_instance(error)
+
     def _clean_up(self, ended: BaseException | None) -> None:
         enter_context(self._context)
         try:
             self._end_instance(ended)
         finally:
-            if self._loop is not None:
-                self._loop.close()
+            self._tasks.close()
 
     def _end_instance(self, ended: BaseException | None) -> None:
         instance, self._instance = self._instance, None
         self._endpoints.clear()
         if instance is not None and os.getpid() == self._pid:
             try:
-                instance.__cleanup__(ended)
+                self._tasks.cancel()
+                cleaning: Any = instance.__cleanup__(ended)  # type: ignore[func-returns-value]
+                if inspect.iscoroutine(cleaning):
+                    self._tasks.finish(cleaning)
             except Exception:
                 print_error()
 
 
+_BROADCAST = "a broadcast endpoint"
+_EXPLICIT = "an endpoint with a response port"
 _MAX_CONTEXTS = 1024
+
+
+def _nothing(_value: Any) -> None:
+    """Where the answer to a broadcast goes."""

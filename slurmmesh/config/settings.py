@@ -24,6 +24,8 @@ class Settings:
         stop_grace_s: how long a stopped local job may take to end in order before it is killed.
         interface: by what the nodes of a job reach each other: interfaces and networks such as
             ``ib0,10.8.0.0/16``, see ``networks.py``; empty for the network that Slurm uses.
+        log_max_mb: a host's log becomes so large, in MiB, before a new file is begun.
+        log_keep: so many files of it that are full are kept.
     """
 
     job_root: Path
@@ -31,6 +33,8 @@ class Settings:
     slurm_patience_s: float = 5.0
     stop_grace_s: float = 15.0
     interface: str = ""
+    log_max_mb: float = 100.0
+    log_keep: int = 4
 
     def as_environ(self) -> dict[str, str]:
         """The variables that give these settings to the processes of a job; none for empty ones."""
@@ -59,6 +63,22 @@ def _seconds(value: str | float) -> float:
     return seconds
 
 
+def _megabytes(value: str | float) -> float:
+    try:
+        return _seconds(value)
+    except ValueError:
+        raise ValueError("is no number of MiB over 0") from None
+
+
+def _count(value: str | float) -> int:
+    try:
+        if (count := int(value)) == float(value) and count >= 0:
+            return count
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("is no whole number of at least 0")
+
+
 def _network(value: str | float) -> str:
     text = str(value).strip()
     network_items(text)
@@ -80,7 +100,7 @@ class Setting:
     @property
     def is_number(self) -> bool:
         """Whether a settings file has a number there, not text."""
-        return isinstance(self.default, float)
+        return not isinstance(self.default, str)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -89,4 +109,6 @@ SETTINGS: dict[str, Setting] = {
     "slurm_patience_s": Setting(_seconds, Settings.slurm_patience_s),
     "stop_grace_s": Setting(_seconds, Settings.stop_grace_s),
     "interface": Setting(_network, Settings.interface),
+    "log_max_mb": Setting(_megabytes, Settings.log_max_mb),
+    "log_keep": Setting(_count, Settings.log_keep),
 }

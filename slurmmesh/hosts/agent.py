@@ -17,23 +17,26 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmmesh._version import __version__
-from slurmmesh.actors.messages import Failure, ProcWelcome, TakeLink
-from slurmmesh.errors import LinkClosed, ProcDied, SetupError, SupervisionError
+from slurmmesh.actors.addresses import CONTROLLER
+from slurmmesh.actors.messages import Connect, Connected, ProcWelcome, TakeLink
+from slurmmesh.errors import LinkClosed, SetupError, SupervisionError
+from slurmmesh.hosts.asks import AskBooks
+from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
 from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import (
-    Connect,
-    Connected,
+    HOSTS,
     ForkRequest,
     HostFailed,
     HostHello,
     HostReady,
+    HostsFound,
     HostWelcome,
+    Listen,
     LogsStream,
     LogsTaken,
     ProcGone,
@@ -44,84 +47,26 @@ from slurmmesh.hosts.messages import (
     StopProcs,
     StreamLogs,
 )
-from slurmmesh.hosts.node import at_home
+from slurmmesh.hosts.neighbours import index_of
+from slurmmesh.hosts.passing import Passing
 from slurmmesh.hosts.procs import HostedProc, not_started
+from slurmmesh.hosts.relay import ANSWERS
+from slurmmesh.hosts.workspace import Workspace
 from slurmmesh.linux import become_subreaper, reap_strangers, sweep_children
-from slurmmesh.slurm.addresses import Choice, alone, parse_wish
-from slurmmesh.slurm.reach import choose_here
+from slurmmesh.slurm.addresses import Choice, alone
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import Credentials, Revoked, client_context, peer_name
+from slurmmesh.wire.identity import Revoked
 from slurmmesh.wire.links import Link, cut_off
-from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import READ, Reactor, say
 
 EXIT_LOST_CONTROLLER = 75
 """The agent's exit code when it ended because the controller was gone."""
 
-_CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_S = 2.0
 _TERM_GRACE_S = 2.0
 _TERM_NEWS_S = 1.0
 """How long a SIGTERM waits for the controller's orders, which end the ranks in their order."""
-
-
-@dataclass(frozen=True)
-class DialSpec:
-    """How an agent on another node finds its controller.
-
-    Attributes:
-        targets: addresses of the controller, each with its port, to be tried in this order.
-        identity: folder of the job's certificates (0700).
-        name: of this host's certificate.
-        interface: by which hosts are to reach each other, see ``parse_wish``; empty for the one
-            of the route to the controller.
-    """
-
-    targets: tuple[tuple[str, int], ...]
-    identity: str
-    name: str
-    interface: str = ""
-
-
-def dial(spec: DialSpec) -> int:
-    """Be the host agent of this node until the job ends. Called in the srun step.
-
-    Returns the exit code.
-
-    Raises:
-        SetupError: none of the controller's addresses could be reached.
-        IdentityError: the certificate is missing or not private.
-    """
-    credentials = Credentials.read(spec.identity, spec.name)
-    raw, warning = _connect(spec)
-    controller = str(raw.getpeername()[0])
-    sock = wrap(raw, client_context(credentials), server_side=False)
-
-    def authenticate(connected: Any) -> str:
-        return peer_name(connected, "controller")
-
-    def place() -> Choice:
-        others = [("the controller", controller)]
-        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        best, *_ = choose_here(parse_wish(spec.interface), others, node)
-        return replace(best, warning="; ".join(filter(None, [warning, best.warning])))
-
-    with at_home(os.environ):
-        return HostAgent(sock, authenticate, place).run()
-
-
-def _connect(spec: DialSpec) -> tuple[socket.socket, str]:
-    """A connection to the controller, and in words which of its addresses did not answer."""
-    failures = ""
-    for target in spec.targets:
-        try:
-            connected = socket.create_connection(target, timeout=_CONNECT_TIMEOUT_S)
-        except OSError as error:
-            failures += f"{'; ' if failures else ''}{target[0]} port {target[1]}: {error}"
-        else:
-            return connected, failures and f"could not reach the controller at {failures}"
-    raise SetupError(f"host {spec.name} cannot reach the controller at {failures}")
 
 
 class HostAgent:
@@ -153,8 +98,12 @@ class HostAgent:
         self._place: Choice | None = None
         self._log: HostLog | None = None
         self._forks: ForkClient | None = None
+        self._workspace: Workspace | None = None
+        self._passing: Passing | None = None
         self._procs: dict[tuple[int, int], HostedProc] = {}
         self._gone: dict[tuple[int, int], ProcGone] = {}
+        self._asks = AskBooks()
+        self._errands = Errands(0, self._post)
         self._heard = self._reactor.clock()
         self._leaving = False
         self._farewell = ""
@@ -177,6 +126,8 @@ class HostAgent:
             if self._forks is not None:
                 self._forks.close()
             sweep_children()
+            if self._workspace is not None:
+                self._workspace.close()
             os.close(read)
             os.close(write)
             if self._log is not None:
@@ -190,13 +141,22 @@ class HostAgent:
 
     def _on_frame(self, _link: Link, frame: Frame) -> None:
         self._heard = self._reactor.clock()
-        if frame.kind in (Kind.CALL, Kind.CAST, Kind.CREATE):
-            self._forward(frame)
+        if frame.mesh == HOSTS and frame.kind is Kind.CALL and self._workspace is not None:
+            self._workspace.take(frame)
         elif frame.kind is Kind.CONTROL:
             message = loads(frame.body, frame.buffers)
             self._HANDLERS[type(message)](self, message)
         elif frame.kind is Kind.WELCOME:
             self._take_welcome(loads(frame.body, frame.buffers))
+        elif frame.kind in (Kind.RESULT, Kind.ERROR) and frame.mesh == CONTROLLER.mesh:
+            if asked := self._asks.incoming(frame):
+                asked[0].send(asked[1])
+        elif frame.kind is Kind.PORT:
+            self._to_port(frame)
+        elif frame.call in self._errands:
+            self._errands.post(frame)
+        elif self._passing is not None:
+            self._passing.take(self._link, frame)
 
     def _on_close(self, _link: Link, reason: str) -> None:
         if not self._leaving:
@@ -206,8 +166,11 @@ class HostAgent:
 
     def _tell(self, message: Any, kind: Kind = Kind.CONTROL) -> None:
         body, buffers = dumps(message)
+        self._post(Frame(kind, body, buffers))
+
+    def _post(self, frame: Frame) -> None:
         with contextlib.suppress(LinkClosed):
-            self._link.post(Frame(kind, body, buffers))
+            self._link.post(frame)
 
     def _take_welcome(self, welcome: HostWelcome) -> None:
         self._welcome = welcome
@@ -222,6 +185,13 @@ class HostAgent:
             self._leave(0.0)
             return
         self._forks = ForkClient(self._reactor, server_output, welcome.log or welcome.name)
+        self._workspace = Workspace(
+            welcome.name, self._reactor.call_soon, self._post, self._forks.renew
+        )
+        self._errands = Errands(index_of(welcome.credentials.name) + 1, self._run_errand)
+        self._passing = Passing(
+            self._reactor, welcome, self._place.address, self._procs, self._gone, self._tell
+        )
         self._heartbeat()
         self._tell(HostReady(self._place), Kind.HELLO)
 
@@ -244,7 +214,10 @@ class HostAgent:
         assert self._log is not None
         assert self._forks is not None
         assert self._place is not None
+        assert self._workspace is not None
+        assert self._passing is not None
         host = self._welcome
+        self._passing.spawned(message)
         for rank in message.ranks:
             try:
                 if self._leaving:
@@ -264,6 +237,8 @@ class HostAgent:
             self._procs[message.mesh, rank] = proc
             proc.welcome(
                 ProcWelcome(
+                    job=message.job,
+                    mesh_id=message.mesh,
                     mesh=message.name,
                     rank=rank,
                     region=message.region,
@@ -281,8 +256,8 @@ class HostAgent:
                     **message.env,
                 },
                 preload=message.preload,
-                sys_path=host.sys_path,
-                cwd=host.cwd,
+                sys_path=self._workspace.import_path(host.sys_path),
+                cwd=self._workspace.working_folder(host.cwd),
                 host_pid=os.getpid(),
             )
             self._forks.fork(request, proc.fds(), proc.started)
@@ -307,8 +282,8 @@ class HostAgent:
         for proc in self._procs.values():
             proc.send(Frame(Kind.CONTROL, body))
 
-    def _connect(self, message: Connect) -> None:
-        """Give the controller and a proc the two ends of a link."""
+    def _connect(self, message: Connect, caller: HostedProc | None = None) -> None:
+        """Give a proc and its caller, the controller or another proc, the two ends of a link."""
         proc = self._procs.get((message.mesh, message.rank))
         if proc is None:
             return  # the controller will hear why
@@ -316,10 +291,13 @@ class HostAgent:
             ours, theirs = socket.socketpair()
         except OSError:
             return  # out of descriptors: it works without
-        proc.hand_over(TakeLink("controller"), theirs.detach())
-        body, _ = dumps(Connected(message.mesh, message.rank, proc.incarnation))
+        proc.hand_over(TakeLink(), theirs.detach())
+        answer = Connected(message.mesh, message.rank, proc.incarnation)
+        if caller is not None:
+            caller.hand_over(answer, ours.detach())
+            return
         with contextlib.suppress(LinkClosed):
-            self._link.post(Frame(Kind.CONTROL, body), (ours.detach(),))
+            self._link.post(Frame(Kind.CONTROL, dumps(answer)[0]), (ours.detach(),))
 
     def _stream_logs(self, message: StreamLogs) -> None:
         assert self._log is not None
@@ -332,55 +310,57 @@ class HostAgent:
         assert self._log is not None
         self._log.taken()
 
+    def _listen(self, _message: Listen) -> None:
+        assert self._passing is not None
+        self._passing.neighbours.listen()
+
+    def _hosts_found(self, message: HostsFound) -> None:
+        assert self._passing is not None
+        self._passing.neighbours.found(message)
+
     def _select(self, mesh: int, ranks: tuple[int, ...]) -> list[HostedProc]:
         found = (self._procs.get((mesh, rank)) for rank in ranks)
         return [proc for proc in found if proc is not None]
-
-    def _forward(self, frame: Frame) -> None:
-        for rank in frame.ranks:
-            proc = self._procs.get((frame.mesh, rank))
-            if proc is not None:
-                proc.send(
-                    Frame(
-                        frame.kind,
-                        frame.body,
-                        frame.buffers,
-                        frame.call,
-                        frame.mesh,
-                        frame.actor,
-                        (rank,),
-                    )
-                )
-            elif frame.kind is not Kind.CAST:
-                self._answer_for_dead(frame, rank)
-        if frame.kind is Kind.CAST and frame.call:
-            with contextlib.suppress(LinkClosed):
-                self._link.post(Frame(Kind.DELIVERED, call=frame.call, ranks=frame.ranks))
-
-    def _answer_for_dead(self, frame: Frame, rank: int) -> None:
-        assert self._welcome is not None
-        error: Exception
-        if gone := self._gone.get((frame.mesh, rank)):
-            error = ProcDied(gone.cause)
-        else:
-            error = SupervisionError(f"rank {rank} was never started on {self._welcome.name}")
-        failure = Failure.of(error, actor="", rank=rank, host=self._welcome.name, fatal=True)
-        body, _ = dumps(failure)
-        answer = Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
-        with contextlib.suppress(LinkClosed):
-            self._link.post(answer)
 
     def _from_proc(self, proc: HostedProc, frame: Frame) -> None:
         if frame.kind is Kind.HELLO:
             # It tells its pid itself: the fork server's answer may come later than this.
             pid, now = frame.call, time.time()
             self._tell(ProcStarted(proc.mesh, proc.rank, proc.incarnation, pid, now))
+        elif frame.kind in ANSWERS:
+            assert self._passing is not None
+            self._passing.answered(frame)
+        elif frame.kind is Kind.CONTROL and isinstance(message := loads(frame.body), Connect):
+            self._connect(message, proc)
+        elif frame.kind in (Kind.CALL, Kind.CAST):
+            self._errands.take(proc, frame)
+        elif frame.kind is Kind.ASK:
+            self._post(self._asks.outgoing(proc, frame))
+        elif frame.kind is Kind.PORT:
+            self._to_port(frame)
         else:
-            with contextlib.suppress(LinkClosed):
-                self._link.post(frame)
+            self._post(frame)
+
+    def _run_errand(self, frame: Frame) -> None:
+        """Pass a request of a proc on: here, if all of its mesh is here, so that all keep order."""
+        assert self._passing is not None
+        if self._passing.is_here(frame.mesh):
+            self._passing.take(self._errands, frame)
+        else:
+            self._post(frame)
+
+    def _to_port(self, frame: Frame) -> None:
+        """A message for a port of a proc that runs here, or else of another process."""
+        owner = self._procs.get((frame.mesh, frame.ranks[0]))
+        if owner is not None:
+            owner.send(frame)
+        elif frame.mesh == CONTROLLER.mesh or (frame.mesh, frame.ranks[0]) not in self._gone:
+            self._post(frame)
 
     def _on_gone(self, proc: HostedProc, gone: ProcGone) -> None:
         del self._procs[proc.mesh, proc.rank]
+        self._asks.forget(proc)
+        self._errands.forget(proc)
         self._tell_gone(gone)
         self._reap()
         if self._leaving and not self._procs:
@@ -389,6 +369,8 @@ class HostAgent:
     def _tell_gone(self, gone: ProcGone) -> None:
         self._gone[gone.mesh, gone.rank] = gone
         self._tell(gone)
+        if self._passing is not None:
+            self._passing.proc_gone(gone)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -448,6 +430,8 @@ class HostAgent:
         Connect: _connect,
         StreamLogs: _stream_logs,
         LogsTaken: _logs_taken,
+        Listen: _listen,
+        HostsFound: _hosts_found,
         Shutdown: _shutdown,
     }
 

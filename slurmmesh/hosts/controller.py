@@ -6,6 +6,7 @@ import atexit
 import itertools
 import json
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -14,23 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from slurmmesh import telemetry
+from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ProcEvent, ProcMesh
+from slurmmesh.actors.mesh import ProcMesh
+from slurmmesh.actors.messages import Connect, Connected
+from slurmmesh.actors.ports import PORTS
+from slurmmesh.actors.runtime import ProcEvent, register
 from slurmmesh.errors import HostLost, LinkClosed, MeshStopped, SupervisionError
+from slurmmesh.hosts.asks import Asks
 from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
 from slurmmesh.hosts.messages import (
     HOSTS,
-    Connect,
-    Connected,
     LogsStream,
     LogsTaken,
     ProcGone,
     ProcStarted,
     StopProcs,
 )
+from slurmmesh.hosts.relay import ANSWERS
 from slurmmesh.hosts.reloading import reload_modules, reload_on_hosts
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.hosts.streams import LogStreams
@@ -39,7 +44,7 @@ from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor, Supervision
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.frames import Buffer, Frame, Kind
 from slurmmesh.wire.identity import JobAuthority
 from slurmmesh.wire.reactor import Reactor, in_loop_thread
 
@@ -85,11 +90,26 @@ class Controller:
             emit=self.emit,
         )
         self.hosts = self.roster.hosts
-        self._driver = Driver(Reactor(), "slurmmesh-calls")
-        self._driver.start()
-        self._caller = Caller(self._driver, self._lock, self._by_hosts, self._ask_for_link)
+        self.driver = Driver(Reactor(), "slurmmesh-calls")
+        self.driver.start()
+        self._caller = Caller(self.driver, self._lock, self._by_hosts, self._ask_for_link)
         self._book = self._caller.book
-        self._life = Lifecycle(self._reactor, self._lock, self.roster, self._caller, self.emit)
+        self.job = secrets.token_hex(8)
+        self.address = CONTROLLER
+        self._asks = Asks(
+            {
+                "new_actor": self.new_actor,
+                "create": self._create_for_proc,
+                "stop_procs": self.stop_procs,
+                "signal_procs": self.signal_procs,
+                "stream_logs": self.stream_logs,
+                "hosts_of": self.hosts_of,
+            }
+        )
+        register(self)
+        self._life = Lifecycle(
+            self._reactor, self._lock, self.roster, self._caller, self.job, self.emit
+        )
         self._streams = LogStreams(
             lambda mesh: self._life.meshes[mesh].name,
             lambda host, order: self.roster.tell(self.hosts[host], order),
@@ -148,7 +168,7 @@ class Controller:
                 supervised=supervise is not None,
             )
             self._life.start(mesh, tuple(range(total)), 0)
-        return ProcMesh(self, mesh.id, name, region, itertools.count(1))
+        return ProcMesh(self, mesh.id, name, region, region)
 
     # -- what host meshes ask for ---------------------------------------------------------------
 
@@ -204,6 +224,19 @@ class Controller:
     def place(self, mesh: int, rank: int) -> Place:
         """See ``Runtime.place``."""
         return self._caller.place(mesh, rank)
+
+    def send_to_port(
+        self, owner: ProcessId, port: int, body: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """See ``Runtime.send_to_port``."""
+        mesh = self._mesh(owner.mesh)
+        frame = Frame(Kind.PORT, body, buffers, port, owner.mesh, owner.incarnation, (owner.rank,))
+        for link, position in self._life.post(mesh, frame):
+            link.wait_for_room(frame, position)
+
+    def new_actor(self, mesh: int) -> int:
+        """See ``Runtime.new_actor``."""
+        return next(self._mesh(mesh).actors)
 
     def create(self, frame: Frame, what: str) -> Future[Any]:
         """See ``Runtime.create``."""
@@ -288,6 +321,25 @@ class Controller:
             return False
         return self.roster.tell(host, Connect(mesh, rank))
 
+    def _create_for_proc(
+        self,
+        mesh: int,
+        actor: int,
+        ranks: tuple[int, ...],
+        body: bytes,
+        buffers: list[bytes],
+        what: str,
+    ) -> Future[Any]:
+        frame = Frame(Kind.CREATE, body, buffers, mesh=mesh, actor=actor, ranks=ranks)
+        return self.create(frame, what)
+
+    def _take_port(self, frame: Frame) -> None:
+        """A proc sends to a port: ours, or that of a proc elsewhere."""
+        if frame.mesh == CONTROLLER.mesh:
+            PORTS.deliver(frame.call, frame.body, frame.buffers)
+        elif frame.mesh in self._life.meshes:
+            self._life.post(self._life.meshes[frame.mesh], frame)
+
     def _connected(self, message: Connected, sock: socket.socket) -> None:
         record = self._life.meshes[message.mesh].ranks[message.rank]
         with self._lock:
@@ -299,10 +351,14 @@ class Controller:
     # -- in the reactor's thread ---------------------------------------------------------------
 
     def _on_frame(self, host: HostRecord, frame: Frame) -> None:
-        if frame.kind in (Kind.RESULT, Kind.ERROR):
-            self._book.answer(frame)
-        elif frame.kind is Kind.DELIVERED:
-            self._book.answer_ranks(frame.call, frame.ranks, None)
+        if frame.kind in ANSWERS:
+            self._life.casting.take(host, frame)
+        elif frame.kind in (Kind.CALL, Kind.CAST):
+            self._life.casting.run_errand(host, frame)
+        elif frame.kind is Kind.ASK:
+            self._asks.take(host, frame)
+        elif frame.kind is Kind.PORT:
+            self._take_port(frame)
         elif frame.kind is Kind.EVENT:
             if self._events is not None:
                 self._events.write(json.loads(bytes(frame.body)))
@@ -310,7 +366,9 @@ class Controller:
             self._streams.take(host.index, loads(frame.body))
         elif frame.kind is Kind.CONTROL:
             message = loads(frame.body, frame.buffers)
-            if isinstance(message, LogsStream):
+            if self._life.casting.handle(host, message):
+                pass
+            elif isinstance(message, LogsStream):
                 self._streams.in_force(message.order)
             elif isinstance(message, ProcStarted):
                 self._life.proc_started(host, message)
@@ -360,7 +418,7 @@ class Controller:
             for mesh in self._life.meshes.values():
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
             self._book.fail_mesh(HOSTS, MeshStopped("the job was stopped"))
-            self._driver.stop()
+            self.driver.stop()
             self._reactor.stop()
             self._thread.join()
             self._streams.close()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurmmesh.hosts.messages import ForkReply, ForkRequest
+from slurmmesh.hosts.output import Stream
 from slurmmesh.linux import MAX_REQUEST, python_command
 from slurmmesh.wire.reactor import READ, WRITE, Reactor
 
@@ -26,16 +27,19 @@ class ForkClient:
     """Owns a fork server process and starts another one when it dies.
 
     Args:
-        output: descriptor for what the server itself writes.
+        output: for what the server itself writes; kept open for the next one.
+        label: stands in its command line, and so in that of each proc, for who looks at processes.
     """
 
-    def __init__(self, reactor: Reactor, output: int) -> None:
+    def __init__(self, reactor: Reactor, output: Stream, label: str) -> None:
         self._reactor = reactor
         self._output = output
+        self._label = label
         self._unsent: collections.deque[tuple[bytes, list[int], Done]] = collections.deque()
         self._waiting: collections.deque[Done] = collections.deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
+        self._stale = False
 
     @property
     def pid(self) -> int:
@@ -53,17 +57,19 @@ class ForkClient:
         if len(data) > MAX_REQUEST:
             done(ForkReply(error=f"environment and paths of {len(data)} bytes are too many"))
             return
-        if self._sock is None:
-            try:
-                self._start()
-            except OSError as error:
-                done(ForkReply(error=f"cannot start the fork server: {error}"))
-                return
         self._unsent.append((data, fds, done))
         self._send()
 
+    def renew(self) -> None:
+        """Have what is asked for from now on forked by another server, which imports anew."""
+        if self._sock is not None:
+            self._stale = True
+            self._reactor.watch(self._sock.fileno(), READ, self._ready)
+            self._close_if_stale()
+
     def close(self) -> None:
         """End the server."""
+        self._stale = False
         if self._sock is not None:
             self._reactor.unwatch(self._sock.fileno())
             self._sock.close()
@@ -74,17 +80,24 @@ class ForkClient:
             self._process.wait()
             self._process = None
 
+    def _close_if_stale(self) -> None:
+        if self._stale and not self._waiting:
+            self.close()
+
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 python_command(
-                    "slurmmesh.hosts.forkserver", str(theirs.fileno()), str(os.getpid())
+                    "slurmmesh.hosts.forkserver",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    self._label,
                 ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
+                stdout=self._output.write_fd,
+                stderr=self._output.write_fd,
             )
         ours.setblocking(False)
         self._sock = ours
@@ -97,6 +110,14 @@ class ForkClient:
             self._receive()
 
     def _send(self) -> None:
+        if self._stale:
+            return  # these are for the next server
+        if self._sock is None:
+            try:
+                self._start()
+            except OSError as error:
+                self._fail(f"cannot start the fork server: {error}")
+                return
         assert self._sock is not None
         blocked = False
         while self._unsent and len(self._waiting) < _AT_ONCE:
@@ -126,11 +147,16 @@ class ForkClient:
             data = b""
         if data:
             self._waiting.popleft()(pickle.loads(data))
-            self._send()
+            self._close_if_stale()
+            if self._unsent:
+                self._send()
             return
+        self.close()
+        self._fail("the fork server died")
+
+    def _fail(self, reason: str) -> None:
         lost = [*self._waiting, *(done for _, _, done in self._unsent)]
         self._waiting.clear()
         self._unsent.clear()
-        self.close()
         for done in lost:
-            done(ForkReply(error="the fork server died"))
+            done(ForkReply(error=reason))

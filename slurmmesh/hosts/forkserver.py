@@ -18,10 +18,12 @@ import signal
 import socket
 import sys
 import time
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from slurmmesh.actors.messages import ProcWelcome
 from slurmmesh.actors.proc import run_proc
+from slurmmesh.actors.reloading import note_imports
+from slurmmesh.actors.stdio import mark_levels, use_rank_streams
 from slurmmesh.hosts.messages import ForkReply, ForkRequest
 from slurmmesh.linux import MAX_REQUEST, die_with_parent
 
@@ -32,6 +34,8 @@ def main() -> None:
     server.set_inheritable(False)
     die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    note_imports()
+    use_rank_streams()  # what is imported here may hold on to them
     while True:
         data, fds, _, _ = socket.recv_fds(server, MAX_REQUEST, 3)
         if not data:
@@ -53,6 +57,9 @@ def _serve(server: socket.socket, request: ForkRequest, fds: list[int]) -> ForkR
         os.chdir(request.cwd)
         sys.path[:] = request.sys_path
         _preload(request.preload)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()  # else each child would write it again
     except BaseException as error:  # a module may do anything when it is imported
         return ForkReply(error=f"{type(error).__name__}: {error}")
     try:
@@ -121,8 +128,7 @@ def _become_proc(
             os.close(fd)
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_DFL)
-        # New objects: the server's may be a file, where each line now goes to a pipe.
-        sys.stdout, sys.stderr = _text_stream(1), _text_stream(2)
+        mark_levels()
         os.environ.update(request.env)
         _new_randomness()
 
@@ -140,10 +146,6 @@ def _become_proc(
         with contextlib.suppress(Exception):
             sys.excepthook(*sys.exc_info())
         os._exit(1)
-
-
-def _text_stream(fd: int) -> TextIO:
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _new_randomness() -> None:

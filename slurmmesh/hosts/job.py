@@ -206,6 +206,8 @@ def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
     if nodes < 1:
         raise UsageError(f"at least one host is needed, not {nodes}")
     where = Path(folder).absolute() if folder else None
+    if where is not None:
+        say(f"slurmmesh: logs in {where}")
     job = Job(f"local-{os.getpid()}", "local", where, nodes)
     try:
         return job.hosts

@@ -16,7 +16,7 @@ from typing import Any
 
 from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ProcEvent
+from slurmmesh.actors.runtime import ProcEvent
 from slurmmesh.errors import (
     ActorError,
     ExitCause,
@@ -25,8 +25,10 @@ from slurmmesh.errors import (
     ProcDied,
     RestartBudgetSpent,
 )
+from slurmmesh.hosts.casting import Casting, compact
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
 from slurmmesh.hosts.messages import ProcGone, ProcStarted, SignalProcs, SpawnProcs
+from slurmmesh.hosts.relay import REQUESTS
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.supervision import (
     Action,
@@ -57,6 +59,7 @@ class Lifecycle:
         lock: threading.RLock,
         roster: Roster,
         caller: Caller,
+        job: str,
         emit: Callable[..., Any],
     ) -> None:
         self.meshes: dict[int, MeshRecord] = {}
@@ -66,13 +69,16 @@ class Lifecycle:
         self._roster = roster
         self._hosts = roster.hosts
         self._caller = caller
+        self._job = job
         self._book = caller.book
         self._emit = emit
+        self.casting = Casting(reactor, lock, roster, self.meshes, caller.book)
 
     # -- orders to hosts ------------------------------------------------------------------------
 
     def start(self, mesh: MeshRecord, ranks: tuple[int, ...], incarnation: int) -> None:
         """Order ranks to be started. With the lock held."""
+        hosts = compact([record.host for record in mesh.ranks[:: mesh.per_host]])
         for index, here in mesh.by_host(ranks).items():
             host = self._hosts[index]
             host.meshes.add(mesh.id)
@@ -83,8 +89,10 @@ class Lifecycle:
                 tuple(here),
                 mesh.per_host,
                 incarnation,
+                self._job,
                 mesh.env,
                 mesh.preload,
+                hosts if self.casting.by_tree else (),
             )
             if host.lost is not None or not self._roster.tell(host, order):
                 self._reactor.call_soon(self._lose_ranks, mesh, host, incarnation)
@@ -111,6 +119,8 @@ class Lifecycle:
 
         A call to a host that is gone fails.
         """
+        if self.casting.by_tree and frame.kind in REQUESTS:
+            return self.casting.send(frame)
         posted = []
         for index, here in mesh.by_host(tuple(frame.ranks)).items():
             host = self._hosts[index]
@@ -167,6 +177,7 @@ class Lifecycle:
             # Calls to ranks that were gone before: the host can no longer answer for them.
             here = [rank for rank, record in enumerate(mesh.ranks) if record.host == host.index]
             self._book.fail_ranks(mesh.id, here, mesh.over or HostLost(host.name, reason))
+        self.casting.host_lost(host)
 
     def _lose_ranks(
         self, mesh: MeshRecord, host: HostRecord, incarnation: int | None = None
@@ -202,7 +213,9 @@ class Lifecycle:
             ended = [stop for stop in mesh.stops if stop[0] == {rank}]
             mesh.stops = [(waiting - {rank}, done) for waiting, done in mesh.stops]
             mesh.stops = [stop for stop in mesh.stops if stop[0]]
-        self._caller.lost(mesh.id, rank, mesh.over or ProcDied(cause))
+        # What came down the tree the rank's host answers, behind what the rank itself still said.
+        by_tree = () if cause.kind == "host_lost" else self.casting.tree
+        self._caller.lost(mesh.id, rank, mesh.over or ProcDied(cause), by_tree)
         self._emit(
             "proc_exited",
             t=at,

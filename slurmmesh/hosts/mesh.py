@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcMesh
+from slurmmesh.config import load_settings
 from slurmmesh.errors import UsageError
 from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.syncing import MAX_BYTES, Choice, SyncedWorkspace, in_background
 from slurmmesh.shape import Extent, Region, Shaped
 from slurmmesh.supervision import Supervision
 
@@ -83,6 +86,42 @@ class HostMesh(Shaped):
             env=environment,
             preload=tuple(preload),
             supervise=supervise,
+        )
+
+    def sync_workspace(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        exclude: Iterable[str] = (),
+        max_bytes: int = MAX_BYTES,
+        auto_reload: bool = False,
+    ) -> Future[SyncedWorkspace]:
+        """Copy a folder of code to each of these hosts; only what a host lacks is sent.
+
+        Procs that are started there afterwards find its modules in the copy; see docs/code.md for
+        what is left out, and for where the copy is. Returns at once; what the folder holds by then
+        is read in the background.
+
+        Args:
+            folder: None for the one the program's script is in.
+            exclude: lines as of a .gitignore file in the folder; they count more than that.
+            max_bytes: of all files together; more is taken for a mistake, and nothing is sent.
+            auto_reload: also reload what was edited in procs that run there, see
+                ``ProcMesh.reload``.
+
+        The future fails with WorkspaceError if the folder cannot be read or copied, HostLost if a
+        host is gone, and ActorError if a module cannot be reloaded.
+
+        Raises:
+            UsageError: there is no such folder, it is that of the jobs, or a rule is no text.
+        """
+        controller = self._controller
+        jobs = [load_settings().job_root, controller.roster.job_folder]
+        choice = Choice.of(folder, exclude, max_bytes, filter(None, jobs))
+        hosts = self.region.ranks
+        return in_background(
+            f"sync_workspace of {choice.folder}",
+            lambda: controller.sync_workspace(hosts, choice, auto_reload),
         )
 
     @property

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ProcEvent
+from slurmmesh.actors.runtime import ProcEvent
 from slurmmesh.errors import SupervisionError
 from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor
@@ -30,6 +31,7 @@ class MeshRecord:
 
     Attributes:
         created: CREATE frames in the order they were sent, with the ranks each is for.
+        actors: numbers of actors to come.
         over: set when the mesh was stopped or given up; raised by later calls.
         stops: futures of ``stop()`` with the ranks each still waits for.
     """
@@ -45,6 +47,7 @@ class MeshRecord:
     created: list[tuple[Frame, str]] = field(default_factory=list)
     subscribers: list[Callable[[ProcEvent], Any]] = field(default_factory=list)
     stops: list[tuple[set[int], Future[None]]] = field(default_factory=list)
+    actors: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     over: SupervisionError | None = None
 
     def forget_if_over(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,8 @@ class SpawnProcs:
 
     Attributes:
         per_host: how many ranks of the mesh each host has; a rank modulo this is its local rank.
+        hosts: indices of the mesh's hosts, in order; empty where none reaches another.
+        job: names the controller, see ``Runtime.job``.
         env: added to the environment of each.
     """
 
@@ -74,8 +77,10 @@ class SpawnProcs:
     ranks: tuple[int, ...]
     per_host: int
     incarnation: int
+    job: str = ""
     env: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
+    hosts: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -139,21 +144,8 @@ class RankLines:
     dropped: int
 
 
-@dataclass(frozen=True)
-class Connect:
-    """Make a direct link between the controller and a rank; the answer is ``Connected``."""
-
-    mesh: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Connected:
-    """Host to controller, with one descriptor: your end of the link to this rank."""
-
-    mesh: int
-    rank: int
-    incarnation: int
+HOSTS = 0
+"""What these are calls to: the mesh whose ranks are the host agents themselves."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +199,32 @@ class ProcGone:
     cause: ExitCause
     expected: bool
     at: float
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Controller to host: let other hosts come to you. Answer: ``Listening``."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Host to controller: the port at which other hosts may come; 0 if that cannot be."""
+
+    port: int
+
+
+@dataclass(frozen=True)
+class FindHosts:
+    """Host to controller: where are these hosts? Answer: ``HostsFound``."""
+
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostsFound:
+    """Controller to host: address and port of hosts, None of those that cannot be reached."""
+
+    places: dict[int, tuple[str, int] | None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from slurmmesh.actors.messages import ProcWelcome, StopProc, TakeLink
+from slurmmesh.actors.messages import Connected, ProcWelcome, StopProc, TakeLink, WriteLogs
 from slurmmesh.errors import ExitCause, LinkClosed
 from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import ForkReply, ProcGone, SpawnProcs
@@ -53,6 +53,7 @@ class HostedProc:
         self._doomed = False
         self._term_explained = False
         self._host = host
+        self._log = log
         self._reactor = reactor
         self._on_gone = on_gone
         self._pidfd = -1
@@ -102,13 +103,28 @@ class HostedProc:
         """Tell the proc who it is."""
         body, buffers = dumps(welcome)
         self.send(Frame(Kind.WELCOME, body, buffers))
+        self.write_logs(self._log.level_of(self.mesh, self.rank))
 
-    def send(self, frame: Frame) -> None:
-        """Send it a frame; one that is dying does not get it."""
+    def write_logs(self, level: int | None) -> None:
+        """Have it write records of ``logging`` from this level on; None: as Python does."""
+        if level is not None:
+            self.send(Frame(Kind.CONTROL, dumps(WriteLogs(level))[0]))
+
+    def send(self, frame: Frame) -> bool:
+        """Send it a frame; one that is dying does not get it. False if some of it has to wait."""
         with contextlib.suppress(LinkClosed):
             self._link.post(frame)
+        return not self._link.has_unsent
 
-    def hand_over(self, message: TakeLink, fd: int) -> None:
+    def post(self, frame: Frame) -> None:
+        """Send it a frame; see ``Way``."""
+        self.send(frame)
+
+    def when_sent(self, callback: Callable[[], Any]) -> None:
+        """Call back once all that was sent to it has left, or never will."""
+        self._link.when_sent(callback)
+
+    def hand_over(self, message: TakeLink | Connected, fd: int) -> None:
         """Give it a descriptor, which is the link's from here on."""
         with contextlib.suppress(LinkClosed):
             self._link.post(Frame(Kind.CONTROL, dumps(message)[0]), (fd,))

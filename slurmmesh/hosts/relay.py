@@ -26,6 +26,9 @@ FORGET_AFTER_S = 60.0
 """How long a request whose way up broke is remembered: it may come again by another."""
 
 
+REQUESTS = frozenset({Kind.CALL, Kind.CAST, Kind.CREATE})
+ANSWERS = frozenset({Kind.RESULT, Kind.ERROR, Kind.MERGED, Kind.DELIVERED, Kind.RETURNED})
+
 ORIGIN_BITS = 48
 """Number of bits of ``call`` that count a sender's requests; above them is the sender."""
 
@@ -90,10 +93,11 @@ def closed_calls(frame: Frame) -> tuple[int, ...]:
 class _Passed:
     """A request that was passed on."""
 
-    __slots__ = ("gather", "heads", "mesh", "request", "up")
+    __slots__ = ("acked", "gather", "heads", "mesh", "request", "up")
 
     def __init__(self, request: Frame, up: Way, keep: bool) -> None:
-        self.gather = Gather(request, bool(request.flags & ACKED), keep)
+        self.acked = request.kind is Kind.CAST or bool(request.flags & ACKED)
+        self.gather = Gather(request, self.acked, keep)
         self.request = replace(request, body=b"", buffers=(), ranks=())
         self.up = up
         self.mesh = request.mesh
@@ -138,6 +142,9 @@ class Relay:
             keep: ``up`` may break while both sides live on, so keep what went up until it is
                 known to have arrived.
         """
+        if not frame.call:  # a cast of which nobody wants to know more
+            self._own.deliver(frame, frame.ranks, lambda _ranks: None)
+            return
         passed = self._passed.get(frame.call)
         again = frame.flags & AGAIN
         if not again and (
@@ -225,7 +232,7 @@ class Relay:
     def _sent(self, call: int, ranks: list[int]) -> None:
         """The sockets of these procs have taken their request."""
         passed = self._passed.get(call)
-        if passed is not None and passed.request.flags & ACKED:
+        if passed is not None and passed.acked:
             told = _empty(passed.request, Kind.DELIVERED, tuple(ranks))
             self._send_up(call, passed, passed.gather.take(told))
 

@@ -17,11 +17,12 @@ from slurmmesh._version import __version__
 from slurmmesh.errors import HostLost, IdentityError, LinkClosed, SetupError, SlurmmeshError
 from slurmmesh.hosts.fabric import warnings_about
 from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelcome, Shutdown
+from slurmmesh.hosts.rotation import log_limits
 from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import JobAuthority
-from slurmmesh.wire.links import Link
+from slurmmesh.wire.links import Link, cut_off
 from slurmmesh.wire.listener import Listener
 from slurmmesh.wire.reactor import Reactor, say
 
@@ -111,6 +112,7 @@ class Roster:
     ) -> None:
         self.authority = authority
         self.job_folder = job_folder
+        self._log_limits = log_limits() if job_folder is not None else (0, 0)
         self.hosts: list[HostRecord] = []
         self._by_identity: dict[str, HostRecord] = {}
         self._reactor = reactor
@@ -306,6 +308,8 @@ class Roster:
             credentials=self.authority.issue(host.identity),
             heartbeat_s=HEARTBEAT_S,
             lease_s=LEASE_S,
+            log_max_bytes=self._log_limits[0],
+            log_keep=self._log_limits[1],
         )
         self.tell(host, welcome, Kind.WELCOME)
 
@@ -351,6 +355,7 @@ class Roster:
 
     def _tell_revoked(self) -> None:
         self._revoked_is_news = False
+        cut_off(self.authority.revoked)
         for host in self.hosts:
             if host.lost is None:
                 self.tell(host, self.authority.revoked)

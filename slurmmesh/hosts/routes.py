@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,7 @@ class _Sent:
         self.gather = Gather(replace(frame, flags=frame.flags | STREAM), acked=True)
 
 
-class Routes:
+class Routes(Container[int]):
     """Sends requests to many ranks and sees to it that each gets them once, in order.
 
     Safe to use from any thread.
@@ -61,8 +61,8 @@ class Routes:
         locate: the hosts of these ranks of a mesh, with their ranks.
         link_to: the link to a host; LinkClosed where there is none.
         refuse: the ERROR frame for a rank whose host is lost.
-        answer: told each answer once, without a lock held; a DELIVERED says that all ranks have
-            got the request.
+        answer: told each answer once, without a lock held; for a cast, a DELIVERED when all ranks
+            have got it.
         may_wait: whether the calling thread may wait for room.
     """
 
@@ -96,7 +96,7 @@ class Routes:
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
 
-    def __contains__(self, call: int) -> bool:
+    def __contains__(self, call: object) -> bool:
         """Whether a request is in the books."""
         return call in self._sent
 
@@ -245,8 +245,9 @@ class Routes:
         self._unheard += [frame for frame in ups if frame.kind is not Kind.DELIVERED]
         if not (sent.gather.under_way or sent.delivered):
             sent.delivered = True
-            ranks = sent.gather.known
-            self._unheard.append(Frame(Kind.DELIVERED, call=sent.frame.call, ranks=ranks))
+            if sent.frame.kind is Kind.CAST:
+                ranks = sent.gather.known
+                self._unheard.append(Frame(Kind.DELIVERED, call=sent.frame.call, ranks=ranks))
             self._delivered(sent)
         if sent.gather.done and self._sent.pop(sent.frame.call, None) is not None:
             self._closer.close(sent.frame.call, sent.heads)

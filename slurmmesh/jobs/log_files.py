@@ -6,16 +6,20 @@ import contextlib
 import heapq
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from slurmmesh.errors import UsageError
+from slurmmesh.folders import files_of
 from slurmmesh.jobs.log_lines import Clock, Selection, of_host
+from slurmmesh.jobs.rotated import RotatedTail
 from slurmmesh.telemetry.tail import ByteTail
 
 _CONTROLLERS = ("controller.log", "controller.err")
 _SUFFIX = ".log"
+_HOST_LOG = re.compile(r"(.+\.log)(?:\.\d{1,9})?")  # with those that were put aside
 # What all files together may hold in memory, and what one reads at once at least.
 _MEMORY = 32 << 20
 _LEAST_AT_ONCE = 64 << 10
@@ -49,7 +53,11 @@ class LogFiles:
     @property
     def is_empty(self) -> bool:
         """Whether there is no file at all to read."""
-        return not any(os.path.exists(source.tail.path) for source in self._sources.values())
+        return not any(
+            os.path.exists(path)
+            for source in self._sources.values()
+            for path in files_of(source.tail.path)
+        )
 
     def read(self, chunks: int | None = None) -> Iterator[bytes]:
         """What was written since: the controller's lines, then those of hosts by their time.
@@ -89,7 +97,9 @@ class LogFiles:
         folder, chosen = self._attempt / "logs", self._wanted.names
         try:
             with _readable(folder), os.scandir(folder) as entries:
-                names = [entry.name for entry in entries if entry.name.endswith(_SUFFIX)]
+                names = {
+                    match[1] for entry in entries if (match := _HOST_LOG.fullmatch(entry.name))
+                }
         except FileNotFoundError:
             return []
         return [
@@ -100,18 +110,24 @@ class LogFiles:
 
 
 class _Source:
-    """One file; ``host`` is empty for the controller's."""
+    """The log of a host, or one file of the controller's, for which ``host`` is empty."""
 
     def __init__(self, path: Path, host: str, wanted: Selection, last: int | None) -> None:
         self.host = host
         self._wanted = wanted
         self._clock = Clock()
         self._first: list[bytes] = []
-        offset = 0
-        if last is not None:
-            with _readable(path):
-                self._first, offset = _last_lines(path, last, self._wants)
-        self.tail = ByteTail(path, _LONGEST_LINE, offset)
+        self.tail: ByteTail | RotatedTail
+        with _readable(path):
+            if host:
+                self.tail = tail = RotatedTail(path, _LONGEST_LINE)
+                if last is not None:
+                    self._first = tail.skip_to_last(last, self._last_lines)
+            else:
+                offset = 0
+                if last is not None:
+                    self._first, offset = self._last_lines(path, last)
+                self.tail = ByteTail(path, _LONGEST_LINE, offset)
 
     def lines(self, chunks: int | None) -> Iterator[bytes]:
         """Its wanted lines."""
@@ -137,6 +153,9 @@ class _Source:
 
     def _named(self, lines: list[bytes]) -> Iterator[bytes]:
         return (of_host(line, self.host) if self.host else line for line in lines)
+
+    def _last_lines(self, path: Path, count: int) -> tuple[list[bytes], int]:
+        return _last_lines(path, count, self._wants)
 
     def _wants(self, line: bytes) -> bool:
         return not self.host or self._wanted.wants(line)

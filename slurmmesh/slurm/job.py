@@ -323,7 +323,7 @@ class SlurmJob(Resources):
             paths = [*sorted(attempt.glob("controller.*")), *sorted(attempt.glob("logs/*.log"))]
             for path in paths:
                 name = f"{folder.name}/{path.name}" if tasks else path.name
-                texts.append(f"==> {name} <==\n{_text_of(path, tail)}")
+                texts.append(f"==> {name} <==\n{_text_of(folders.files_of(path), tail)}")
         return "\n".join(texts)
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
@@ -369,11 +369,16 @@ def _warn(line: str) -> None:
     warnings.warn(f"slurmmesh: {line}", stacklevel=4)
 
 
-def _text_of(path: Path, tail: int | None) -> str:
-    try:
-        lines = path.read_text(errors="replace").splitlines(keepends=True)
-    except OSError as error:
-        return f"({error.strerror})\n"
+def _text_of(files: Sequence[Path], tail: int | None) -> str:
+    """The text of a log that may have been put into several files, or its last lines."""
+    lines: list[str] = []
+    for path in reversed(files):
+        if tail is not None and len(lines) >= tail:
+            break
+        try:
+            lines[:0] = path.read_text(errors="replace").splitlines(keepends=True)
+        except OSError as error:
+            return f"({error.strerror})\n"
     return "".join(lines if tail is None else lines[len(lines) - min(tail, len(lines)) :])
 
 

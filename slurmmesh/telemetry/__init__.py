@@ -1,6 +1,6 @@
 """The event log and what reads it."""
 
-from slurmmesh.telemetry.appender import Appender
+from slurmmesh.telemetry.appender import Appender, OpenFile
 from slurmmesh.telemetry.events import (
     Event,
     EventLog,
@@ -17,6 +17,7 @@ __all__ = [
     "Appender",
     "Event",
     "EventLog",
+    "OpenFile",
     "durations",
     "emit",
     "make_event",

@@ -11,13 +11,39 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 LIMIT_BYTES = 16 << 20
 """So much may wait to be written; what comes while it does is dropped and counted."""
 
 
+class File(Protocol):
+    """What an appender writes to. Its thread may wait there; no other does."""
+
+    def write(self, data: bytes) -> int:
+        """Write some of ``data``, and return how much. Raises OSError."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class OpenFile:
+    """A descriptor that was opened for append."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes) -> int:
+        """See ``File.write``."""
+        return os.write(self._fd, data)
+
+    def close(self) -> None:
+        """See ``File.close``."""
+        os.close(self._fd)
+
+
 class Appender:
-    """Writes whole lines to a descriptor, in order, from a thread of its own.
+    """Writes whole lines to a file, in order, from a thread of its own.
 
     What is written is handed to the kernel at once, so the end of the process loses next to
     nothing. Lines that the file system does not take (stalled for long, full) are dropped; once
@@ -25,12 +51,12 @@ class Appender:
     signal handlers. A forked child, which does not have the thread, writes by itself.
 
     Args:
-        fd: opened for append; closed by this object.
+        file: closed by this object.
         note: makes the line, with its end, that says how many lines are missing.
     """
 
-    def __init__(self, fd: int, note: Callable[[int], bytes]) -> None:
-        self._fd = fd
+    def __init__(self, file: File, note: Callable[[int], bytes]) -> None:
+        self._file = file
         self._note = note
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -44,11 +70,16 @@ class Appender:
         self._thread = threading.Thread(target=self._run, name="slurmmesh-log", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that the thread has not begun to write."""
+        return self._waiting
+
     def write(self, lines: bytes) -> None:
         """Append lines, each with its end. Returns at once."""
         if os.getpid() != self._pid:
             with contextlib.suppress(OSError):
-                os.write(self._fd, lines)
+                self._file.write(lines)
             return
         with self._lock:
             if self._closed:
@@ -100,7 +131,7 @@ class Appender:
                 if isinstance(item, threading.Event):
                     item.set()
             ending = None in items
-        os.close(self._fd)
+        self._file.close()
 
     def _append(self, lines: bytes, dropped: int) -> None:
         """Write lines, and around them how many are missing: ``dropped`` came after them."""
@@ -118,7 +149,7 @@ class Appender:
         rest = b"\n" + data if self._torn and data else data
         with contextlib.suppress(OSError):
             while rest:
-                written = os.write(self._fd, rest)
+                written = self._file.write(rest)
                 self._torn = rest[written - 1 : written] != b"\n"
                 rest = rest[written:]
         return rest

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmmesh.telemetry.appender import Appender
+from slurmmesh.telemetry.appender import Appender, OpenFile
 
 Event = dict[str, Any]
 
@@ -37,7 +37,9 @@ class EventLog:
         self.path = Path(path)
         self._may_wait = may_wait
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._file = Appender(fd, lambda count: _line(make_event("events_lost", count=count)))
+        self._file = Appender(
+            OpenFile(fd), lambda count: _line(make_event("events_lost", count=count))
+        )
 
     def write(self, event: Event) -> None:
         """Append one event; a full disk or a closed log loses the event, not the job."""

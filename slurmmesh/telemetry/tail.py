@@ -17,6 +17,8 @@ from slurmmesh.folders import latest_attempt
 from slurmmesh.telemetry.events import Event
 
 _BYTES_PER_READ = 4 << 20
+FileId = tuple[int, int]
+
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
@@ -28,6 +30,8 @@ class ByteTail:
 
     Attributes:
         at_end: whether the last read came to the end of the file as it was then.
+        file_id: of the file that is read; None while none was there.
+        replaced: another file has taken the place of the one that is to be read alone.
         at_once: bytes that one call of ``read`` takes at most.
 
     Args:
@@ -35,6 +39,7 @@ class ByteTail:
         longest_line: bytes after which a line without an end is handed out in pieces, so that a
             program that never ends its line can neither hide its output nor fill the memory.
         offset: where to begin, in a file that is there.
+        only: read this file alone. No other is begun in its place.
     """
 
     def __init__(
@@ -42,12 +47,15 @@ class ByteTail:
         path: Path | str,
         longest_line: int = 1 << 20,
         offset: int = 0,
+        only: FileId | None = None,
     ) -> None:
         self.path = Path(path)
         self.at_end = True
         self._longest_line = longest_line
         self.at_once = _BYTES_PER_READ
-        self._file_id = _file_id(self.path) if offset else None
+        self.file_id = only or (file_id(self.path) if offset else None)
+        self.replaced = False
+        self._only = only
         self._offset = offset
         self._partial = b""
 
@@ -76,9 +84,12 @@ class ByteTail:
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
-                file_id = (status.st_dev, status.st_ino)
-                if file_id != self._file_id or status.st_size < self._offset:
-                    self._file_id, self._offset, self._partial = file_id, 0, b""
+                found = (status.st_dev, status.st_ino)
+                self.replaced = self._only is not None and found != self._only
+                if self.replaced:
+                    return b""
+                if found != self.file_id or status.st_size < self._offset:
+                    self.file_id, self._offset, self._partial = found, 0, b""
                 if status.st_size == self._offset:
                     return b""
                 file.seek(self._offset)
@@ -172,9 +183,10 @@ def find_event_log(place: Path | str) -> Path:
     return path
 
 
-def _file_id(path: Path) -> tuple[int, int] | None:
+def file_id(path: Path | str) -> FileId | None:
+    """What tells a file from others, whatever its name becomes; None if there is none."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -161,5 +161,5 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def _view_of(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
+def _view_of(buffer: Any, format: Any, shape: tuple[int, ...]) -> memoryview:
     return memoryview(buffer).cast("B").cast(format, shape)

@@ -10,7 +10,7 @@ field    bytes meaning
 magic        2 ``SM``
 version      1 of this layout
 kind         1 one of :class:`Kind`
-flags        2 bits ``STREAM``, ``ACKED``, ``AGAIN``; high byte: descriptors that come with it
+flags        2 bits ``STREAM``, ``ACKED``, ``AGAIN``, ``SHARED``; high byte: descriptors with it
 buffers      2 number of out-of-band buffers
 ranks        4 number of ranks that follow the header (4 bytes each)
 call         8 id of the call this frame belongs to, 0 if none
@@ -45,6 +45,8 @@ ACKED = 2
 """Flag of a request: its sender wants to know when it was delivered to each rank."""
 AGAIN = 4
 """Flag of a request: sent by another way already, of which nobody knows how far it came."""
+SHARED = 8
+"""Flag: its buffers are in shared memory (``wire/sharing.py``). Only links see it."""
 
 _SMALL = 1 << 14
 """Below this many missing bytes a copy is cheaper than a receive call of its own."""
@@ -76,6 +78,7 @@ class Kind(enum.IntEnum):
     LOG = 19
     RETURNED = 20
     CLOSED = 21
+    AFRESH = 22
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -100,7 +100,7 @@ class Gather:
         self._id = (request.call, request.mesh, request.actor)
         self._answered = request.kind is not Kind.CAST
         self._acked = acked
-        self._merge = not request.flags & STREAM
+        self._merge = len(request.ranks) > 1 and not request.flags & STREAM
         self._known: set[int] = set()
         self._owed: dict[int, Hashable] = {}
         self._on_the_way: dict[int, Hashable] = {}
@@ -130,12 +130,12 @@ class Gather:
 
     def add(self, ranks: Iterable[int], way: Hashable) -> None:
         """The request was passed on to these ranks, this way."""
-        for rank in ranks:
-            self._known.add(rank)
-            if self._answered:
-                self._owed[rank] = way
-            if self._acked:
-                self._on_the_way[rank] = way
+        ranks = tuple(ranks)
+        self._known.update(ranks)
+        if self._answered:
+            self._owed.update(dict.fromkeys(ranks, way))
+        if self._acked:
+            self._on_the_way.update(dict.fromkeys(ranks, way))
 
     def unknown(self, ranks: Iterable[int]) -> list[int]:
         """Those of these ranks that it has not been passed on to."""
@@ -200,7 +200,7 @@ class Gather:
         return Frame(kind, b"", (), call, mesh, actor, tuple(ranks))
 
     def _note_delivered(self, ranks: Iterable[int]) -> None:
-        if self._acked:
+        if self._on_the_way:
             got = (rank for rank in ranks if self._on_the_way.pop(rank, self) is not self)
             self._delivered.extend(got)
 

@@ -200,6 +200,25 @@ class Link:
         with self._lock:
             return self._room.wait_for(lambda: self._sent >= goal or self.closed, timeout)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits for the socket to take it."""
+        return bool(self._queue)
+
+    def when_sent(self, callback: Callable[[], Any]) -> None:
+        """Call back once all that is queued now has left, or never will. In the reactor's thread.
+
+        ``callback`` must not wait.
+        """
+        sent = _Sent(self, self._end)
+
+        def wake() -> None:
+            if sent.done():
+                sent.remove_waker(wake)
+                self._reactor.call_soon(callback)
+
+        sent.add_waker(wake)
+
     def finish(self) -> None:
         """Send what is queued and then tell the peer that nothing more comes.
 

@@ -113,7 +113,7 @@ class Storages:
         return NotImplemented
 
     def _reduce_tensor(self, tensor: Any, is_parameter: bool) -> Any:
-        torch = self.torch
+        torch: Any = self.torch
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
             return NotImplemented
         if tensor.is_conj() or tensor.is_neg():

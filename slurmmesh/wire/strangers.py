@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 MAX_GUESTS = 256
 """So many connections of one listener may be in their handshake."""
 QUIET_S = 10.0
-"""So long the refusals beyond the first few are only counted."""
+"""So long the refusals beyond the first few are only counted, at first."""
 
-_LINES = 5
+_LINES = 20
 _LONGEST_QUIET_S = 600.0
 
 Guest = TypeVar("Guest")
@@ -58,8 +58,9 @@ class Guests(Generic[Guest]):
 class Refusals:
     """Tells of refused connections: each while they are few; a flood is counted instead.
 
-    Then there is one line for all since the last, every 10 seconds at first and every 10 minutes
-    when it does not end, so that no flood fills a disk. May be used from any thread.
+    The first 20 are told, and one more for each 10 seconds. Of the others there is one line for
+    all since the last, every 10 seconds at first and every 10 minutes when it does not end, so
+    that no flood fills a disk. May be used from any thread.
 
     Args:
         tell: takes the lines.
@@ -108,6 +109,6 @@ class Refusals:
             self._quiet_s = min(2 * self._quiet_s, _LONGEST_QUIET_S)
         else:
             self._quiet_s = QUIET_S
-            self._told = 0
+            self._told = max(0, self._told - int((now - self._since) / QUIET_S))
         self._counted = 0
         self._since = now

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slurmmesh.actors import Channel, Future, Port, PortReceiver
-from slurmmesh.actors.context import context, enter_context
+from slurmmesh.actors.context import ActorInstance, context, enter_context
 from slurmmesh.actors.ports import PORTS
 from slurmmesh.actors.receipts import Message, Receipts
 from slurmmesh.errors import ActorError, CallTimeout, SupervisionError, UsageError
@@ -365,7 +365,8 @@ def test_ranks_are_those_of_the_endpoints_that_sent():
     port.send("from outside")
     outside = context()
     point = Extent.of({"gpus": 4}).point(3)
-    enter_context(replace(outside, actor="sender", point=point))
+    sender = ActorInstance("sender", point)
+    enter_context(replace(outside, actor_instance=sender, message_rank=point))
     try:
         port.send("from rank 3")
         port.exception(ValueError("from rank 3"))

@@ -349,7 +349,7 @@ def test_hosts_without_the_folder(code):
     (code / "program.py").write_text(textwrap.dedent(HIDING))
     (code / "weights.bin").write_bytes(os.urandom(9 << 20))  # more than one message holds
     lines = run(code, "program.py").splitlines()
-    assert lines[0] == "ActorError"
+    assert lines[0] == "ProcDied"  # its working folder is not there
     assert lines[1] == str(["beside"] * 4)
     assert lines[2:6] == ["False 1 True True"] * 4
     assert lines[6] == "False"

@@ -1,0 +1,127 @@
+"""What meshes need, in a proc: its actors call others from here, past the controller.
+
+Messages go over direct links or by the proc's own host. Only what changes the life of procs and
+actors is asked of the controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurmmesh.actors.addresses import CONTROLLER, ProcessId
+from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.direct import Place
+from slurmmesh.actors.future import Future
+from slurmmesh.actors.messages import Connect
+from slurmmesh.actors.runtime import ProcEvent
+from slurmmesh.errors import LinkClosed, UsageError
+from slurmmesh.wire.batches import BatchLink
+from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.frames import Buffer, Frame, Kind
+from slurmmesh.wire.gather import unmerge
+
+
+class ProcRuntime:
+    """The runtime (``actors/runtime.py``) of a proc.
+
+    Args:
+        job: see ``Runtime.job``.
+        link: to the host.
+    """
+
+    def __init__(self, job: str, address: ProcessId, driver: Driver, link: BatchLink) -> None:
+        self.job = job
+        self.address = address
+        self.driver: Driver | None = driver
+        self._link = link
+        self.caller = Caller(
+            driver, threading.RLock(), self._by_hosts, self._ask_for_link, answers_by=driver
+        )
+
+    def ask(self, what: str, operation: str, *args: Any) -> Future[Any]:
+        """Have the controller carry out an operation (``hosts/asks.py``); the answer to come."""
+        call, future = self.caller.book.open(CONTROLLER.mesh, (0,), lambda values: values[0], what)
+        body, buffers = dumps((operation, args))
+        try:
+            self._link.send(Frame(Kind.ASK, body, buffers, call))
+        except LinkClosed as error:
+            self.caller.book.fail(call, error)
+        return future
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame from the host that answers something."""
+        book = self.caller.book
+        if frame.kind is Kind.DELIVERED:
+            book.answer_ranks(frame.call, frame.ranks, None)
+        elif frame.kind is Kind.MERGED:
+            for rank, body, buffers in unmerge(frame):
+                book.answer(Frame(Kind.RESULT, body, buffers, frame.call, ranks=(rank,)))
+        else:
+            book.answer(frame)
+
+    # -- see ``Runtime`` for what these do -----------------------------------------------------
+
+    def call(self, frame: Frame, finish: Callable[[list[Any]], Any], what: str) -> Future[Any]:
+        return self.caller.call(frame, finish, what)
+
+    def cast(self, frame: Frame) -> None:
+        self.caller.cast(frame)
+
+    def place(self, mesh: int, rank: int) -> Place:
+        return self.caller.place(mesh, rank)
+
+    def send_to_port(
+        self, owner: ProcessId, port: int, body: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        frame = Frame(Kind.PORT, body, buffers, port, owner.mesh, owner.incarnation, (owner.rank,))
+        with contextlib.suppress(LinkClosed):
+            self._link.send(frame)
+
+    def new_actor(self, mesh: int) -> int:
+        number: int = self.ask("spawning an actor", "new_actor", mesh).get()
+        return number
+
+    def create(self, frame: Frame, what: str) -> Future[Any]:
+        body, buffers = bytes(frame.body), [bytes(buffer) for buffer in frame.buffers]
+        return self.ask(
+            what, "create", frame.mesh, frame.actor, tuple(frame.ranks), body, buffers, what
+        )
+
+    def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
+        return self.ask("stopping procs", "stop_procs", mesh, tuple(ranks), grace_s)
+
+    def signal_procs(self, mesh: int, ranks: Sequence[int], signum: int) -> None:
+        self.ask("a signal", "signal_procs", mesh, tuple(ranks), signum)
+
+    def subscribe(self, mesh: int, callback: Callable[[ProcEvent], Any]) -> None:
+        raise UsageError("events of procs are for the program itself: use __supervise__ in actors")
+
+    def stream_logs(
+        self, mesh: int, ranks: Sequence[int], level: int | None, window_s: float
+    ) -> Future[None]:
+        return self.ask("streaming logs", "stream_logs", mesh, tuple(ranks), level, window_s)
+
+    def reload(
+        self,
+        mesh: int,
+        ranks: Sequence[int],
+        modules: tuple[str, ...],
+        finish: Callable[[list[Any]], Any],
+    ) -> Future[Any]:
+        raise UsageError("modules are reloaded from the program itself, not from an actor")
+
+    def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
+        names: list[str] = self.ask("names of hosts", "hosts_of", mesh, tuple(ranks)).get()
+        return names
+
+    def _by_hosts(self, frame: Frame) -> None:
+        self._link.send(frame)
+
+    def _ask_for_link(self, mesh: int, rank: int) -> bool:
+        with contextlib.suppress(LinkClosed):
+            self._link.post(Frame(Kind.CONTROL, dumps(Connect(mesh, rank))[0]))
+        return True

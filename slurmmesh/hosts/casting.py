@@ -1,0 +1,191 @@
+"""The controller's end of the tree: what goes by it, and where hosts find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.failure import Failure
+from slurmmesh.errors import HostLost, LinkClosed
+from slurmmesh.hosts.errands import Errands
+from slurmmesh.hosts.meshes import MeshRecord
+from slurmmesh.hosts.messages import FindHosts, HostsFound, Listen, Listening
+from slurmmesh.hosts.roster import HostRecord, Roster
+from slurmmesh.hosts.routes import Routes
+from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.gather import unmerge
+from slurmmesh.wire.links import Link
+from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.tree import FAN_OUT
+
+_ERRANDS = 0xFFFF
+"""Origin of the numbers of requests that the controller sends on; no host's."""
+
+
+class Casting:
+    """Requests of the controller that go by the hosts, and their answers.
+
+    Args:
+        lock: guards the records of hosts.
+        book: who waits for answers.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        lock: threading.RLock,
+        roster: Roster,
+        meshes: Mapping[int, MeshRecord],
+        book: CallBook,
+    ) -> None:
+        self._roster = roster
+        self._hosts = roster.hosts
+        self.errands = Errands(_ERRANDS, self._send_errand)
+        self._meshes = meshes
+        self._book = book
+        self._directory = Directory(roster, lock)
+        self.tree = Routes(
+            self._locate,
+            lambda host: roster.link_to(self._hosts[host]),
+            self._refuse,
+            self.answer,
+            lambda delay, callback: reactor.call_soon(reactor.call_later, delay, callback),
+            lambda: not reactor.in_thread,
+        )
+
+    @property
+    def by_tree(self) -> bool:
+        """Whether this job has more hosts than one sends to itself, and they reach each other."""
+        if len(self._hosts) <= FAN_OUT:
+            return False
+        link = self._hosts[0].link
+        return link is not None and not link.passes_fds
+
+    def send(self, frame: Frame) -> list[tuple[Link, int]]:
+        """Send a request down the tree; see ``Routes.send``."""
+        if not frame.call:  # a cast of which nobody wants to know more, but the tree does
+            frame = replace(frame, call=self._book.open_cast(frame.mesh, {}))
+        # What builds actors follows the order to start their procs, which went straight.
+        posted = self.tree.send(frame, straight=frame.kind is Kind.CREATE)
+        return cast("list[tuple[Link, int]]", posted)
+
+    def run_errand(self, host: HostRecord, frame: Frame) -> None:
+        """Send a request of a host's proc on, for ranks that the host cannot reach itself."""
+        if host.link is not None and frame.mesh in self._meshes:
+            self.errands.take(host.link, frame)
+
+    def _send_errand(self, frame: Frame) -> None:
+        if self.by_tree:
+            self.send(frame)
+            return
+        for index, ranks in self._locate(frame.mesh, frame.ranks).items():
+            try:
+                self._roster.link_to(self._hosts[index]).post(replace(frame, ranks=ranks))
+            except LinkClosed:
+                self.errands.fail(frame.mesh, set(ranks), self._refuse)
+
+    def take(self, host: HostRecord, frame: Frame) -> None:
+        """Take an answer that a host sent."""
+        if frame.call in self.tree:
+            self.tree.take(host.index, frame)
+        else:
+            self.answer(frame)
+
+    def answer(self, frame: Frame) -> None:
+        """Give an answer to whoever waits for it."""
+        if frame.call in self.errands:
+            with contextlib.suppress(LinkClosed):
+                self.errands.post(frame)
+        elif frame.kind is Kind.RESULT:
+            self._book.answer(frame)
+        elif frame.kind is Kind.MERGED:
+            call, mesh, actor = frame.call, frame.mesh, frame.actor
+            for rank, body, buffers in unmerge(frame):
+                one = Frame(Kind.RESULT, body, buffers, call, mesh, actor, (rank,))
+                self._book.answer(one)
+        elif frame.kind is Kind.DELIVERED:
+            self._book.answer_ranks(frame.call, frame.ranks, None)
+        elif frame.kind is Kind.ERROR:
+            mesh_record = self._meshes.get(frame.mesh)
+            if mesh_record is not None and mesh_record.over is not None:
+                self._book.fail(frame.call, mesh_record.over, frame.ranks)
+            else:
+                self._book.answer(frame)
+
+    def handle(self, host: HostRecord, message: Any) -> bool:
+        """Take a message of a host if it is about where hosts are."""
+        return self._directory.handle(host, message)
+
+    def host_lost(self, host: HostRecord) -> None:
+        """A host is gone."""
+        self._directory.host_lost(host)
+        if host.link is not None:
+            self.errands.forget(host.link)
+        for mesh in host.meshes:
+            ranks = self._meshes[mesh].ranks
+            gone = {rank for rank, record in enumerate(ranks) if record.host == host.index}
+            self.errands.fail(mesh, gone, self._refuse)
+        self.tree.host_lost(host.index)
+
+    def _locate(self, mesh: int, ranks: Sequence[int]) -> dict[int, list[int]]:
+        return self._meshes[mesh].by_host(tuple(ranks))
+
+    def _refuse(self, frame: Frame, rank: int) -> Frame:
+        host = self._hosts[self._meshes[frame.mesh].ranks[rank].host]
+        error = host.lost or HostLost(host.name, "its link is closed")
+        failure = Failure.of(error, actor="", rank=rank, host=host.name, fatal=True)
+        body, _ = dumps(failure)
+        return Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+
+
+class Directory:
+    """Tells hosts where others listen, which are asked to when they are first looked for."""
+
+    def __init__(self, roster: Roster, lock: threading.RLock) -> None:
+        self._roster = roster
+        self._lock = lock
+        self._ports: dict[int, int] = {}
+        self._asked: dict[int, list[HostRecord]] = {}
+
+    def handle(self, host: HostRecord, message: Any) -> bool:
+        """Take a message of a host if it is for the directory."""
+        if isinstance(message, FindHosts):
+            for index in message.hosts:
+                self._find(host, index)
+        elif isinstance(message, Listening):
+            self._ports[host.index] = message.port
+            self._answer(host.index)
+        else:
+            return False
+        return True
+
+    def host_lost(self, host: HostRecord) -> None:
+        """A host is gone: it cannot be reached."""
+        self._ports[host.index] = 0
+        self._answer(host.index)
+
+    def _find(self, host: HostRecord, index: int) -> None:
+        asking = self._asked.setdefault(index, [])
+        asking.append(host)
+        if index in self._ports:
+            self._answer(index)
+        elif len(asking) == 1 and not self._roster.tell(self._roster.hosts[index], Listen()):
+            self.host_lost(self._roster.hosts[index])
+
+    def _answer(self, index: int) -> None:
+        found = self._roster.hosts[index]
+        port = self._ports[index]
+        place = (found.address, port) if port and found.lost is None else None
+        for host in self._asked.pop(index, ()):
+            self._roster.tell(host, HostsFound({index: place}))
+
+
+def compact(hosts: Sequence[int]) -> Sequence[int]:
+    """The same indices, as a range where they are one: short to send."""
+    span = range(hosts[0], hosts[0] + len(hosts)) if hosts else range(0)
+    return span if list(span) == list(hosts) else tuple(hosts)

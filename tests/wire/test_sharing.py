@@ -1,0 +1,589 @@
+"""Payloads in shared memory between links: in place, once, and given back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from slurmmesh.errors import FrameError
+from slurmmesh.wire import Frame, Kind, Link, Reactor, same_user, sharing, shm
+from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.frames import SHARED
+from slurmmesh.wire.sharing import THRESHOLD, Sharing
+from slurmmesh.wire.shm import Pool, lease_of
+
+MIB = 1 << 20
+
+
+def open_segments() -> int:
+    """Descriptors of segments in this process."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += "memfd:slurmmesh" in os.readlink(f"/proc/self/fd/{fd}")
+    return count
+
+
+class Ends:
+    """Both ends of a link without the link: what is sent waits until it is carried over."""
+
+    def __init__(self, reactor: Reactor, pool: Pool) -> None:
+        self.releases: list[Frame] = []
+        self.sender = Sharing(reactor, lambda frame: None, pool)
+        self.receiver = Sharing(reactor, self.releases.append, Pool())
+
+    def carry(self, frame: Frame) -> Frame | None:
+        """Send a frame; what arrives, or None if it would go through the socket."""
+        placed = self.sender.place(frame)
+        if placed is None:
+            return None
+        placed.sent()
+        sent = placed.frame
+        arrived = Frame(
+            sent.kind, sent.body, [bytearray(sent.buffers[0])], flags=sent.flags, fds=placed.fds
+        )
+        handled: list[Frame] = []
+        self.receiver.receive(arrived, lambda: handled.append(arrived))
+        assert handled
+        assert arrived.flags & SHARED == 0
+        assert not arrived.fds
+        return arrived
+
+    def give_back(self) -> None:
+        """What the receiver has to say arrives."""
+        self.receiver._release()
+        while self.releases:
+            self.sender.receive(self.releases.pop(0), lambda: None)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    loop = Reactor()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool()
+    yield made
+    made.empty()
+    gc.collect()
+    assert open_segments() == 0
+
+
+@pytest.fixture
+def ends(reactor: Reactor, pool: Pool) -> Iterator[Ends]:
+    made = Ends(reactor, pool)
+    yield made
+    made.close()
+
+
+def one(size: int, byte: int = 1) -> Frame:
+    return Frame(Kind.CALL, b"body", [bytes([byte]) * size])
+
+
+# ------------------------------------------------------------------ the promise
+
+
+class SharingMachine(RuleBasedStateMachine):
+    """A sender, a relay and two receivers; arrays are kept and dropped in any order.
+
+    Whoever holds an array finds in it what was sent, whatever was sent since then.
+    """
+
+    arrived = Bundle("arrived")
+    LIMIT = 24 * MIB
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reactor = Reactor()
+        self.now = 0.0
+        self.pool = Pool(limit=self.LIMIT, clock=lambda: self.now)
+        self.count = 0
+        self.open()
+        self.held: dict[int, tuple[list[np.ndarray], list[int], Frame | None]] = {}
+
+    def open(self) -> None:
+        self.up = Ends(self.reactor, self.pool)
+        self.downs = [Ends(self.reactor, Pool(limit=0)) for _ in range(2)]
+
+    def keep(self, frame: Frame, bytes_in: list[int], whole: bool) -> int:
+        self.count += 1
+        arrays = [np.frombuffer(buffer, np.uint8) for buffer in frame.buffers]
+        self.held[self.count] = (arrays, bytes_in, frame if whole else None)
+        return self.count
+
+    @rule(
+        target=arrived,
+        sizes=st.lists(st.sampled_from([0, 1, 100, 4096, MIB // 2, MIB, 3 * MIB]), max_size=4),
+        whole=st.booleans(),
+    )
+    def send(self, sizes: list[int], whole: bool) -> int:
+        marks = [(self.count + k) % 251 for k in range(len(sizes))]
+        buffers = [memoryview(bytes([m]) * n) for m, n in zip(marks, sizes, strict=True)]
+        frame = self.up.carry(Frame(Kind.CALL, b"", buffers))
+        if frame is None:
+            in_use = sum(s.written for s in self.pool._used)
+            assert sum(sizes) < THRESHOLD or in_use + sum(sizes) + 4096 > self.LIMIT
+            return 0
+        assert [len(buffer) for buffer in frame.buffers] == sizes
+        return self.keep(frame, marks, whole)
+
+    @rule(target=arrived, number=arrived, way=st.integers(0, 1))
+    def relay(self, number: int, way: int) -> int:
+        _, marks, frame = self.held.get(number, ([], [], None))
+        if frame is None:
+            return 0
+        passed = self.downs[way].carry(Frame(Kind.CALL, b"", list(frame.buffers)))
+        assert passed is not None, "nothing is copied: the relay's own pool gives nothing"
+        return self.keep(passed, marks, False)
+
+    @rule(number=consumes(arrived))
+    def drop(self, number: int) -> None:
+        self.held.pop(number, None)
+
+    @rule()
+    def drop_all(self) -> None:
+        self.held.clear()
+        self.give_back()
+        assert self.pool.used_bytes == 0
+
+    @rule()
+    def give_back(self) -> None:
+        for ends in (*self.downs, self.up):
+            ends.give_back()
+        self.pool.settle()
+
+    @rule()
+    def close_the_links(self) -> None:
+        for ends in (*self.downs, self.up):
+            ends.close()
+        self.pool.settle()
+        self.open()
+        assert self.pool.idle_bytes == 0
+        for number, (arrays, marks, _) in list(self.held.items()):
+            self.held[number] = (arrays, marks, None)
+
+    @rule()
+    def time_passes(self) -> None:
+        self.pool.settle()
+        self.now += 60
+        self.pool.settle()
+        assert self.pool.idle_bytes == 0
+
+    @invariant()
+    def everybody_finds_what_was_sent(self) -> None:
+        for arrays, marks, _ in self.held.values():
+            for each, mark in zip(arrays, marks, strict=True):
+                assert (each[:1] == mark).all()
+                assert (each[-1:] == mark).all()
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert self.pool.used_bytes <= self.LIMIT + 4096
+
+    def teardown(self) -> None:
+        self.held.clear()
+        for ends in (*self.downs, self.up):
+            ends.close()
+        self.pool.empty()
+        self.reactor.close()
+        gc.collect()
+        assert open_segments() == 0
+
+
+TestSharing = SharingMachine.TestCase
+TestSharing.settings = settings(max_examples=30, stateful_step_count=30)
+
+
+# ------------------------------------------------------------------ one step at a time
+
+
+def test_small_payloads_go_through_the_socket(ends):
+    assert ends.carry(one(THRESHOLD - 1)) is None
+    assert ends.carry(one(THRESHOLD)) is not None
+
+
+def test_a_segment_serves_again_once_the_last_array_of_it_is_gone(ends, pool):
+    first = ends.carry(one(MIB, 1))
+    kept = np.frombuffer(first.buffers[0], np.uint8)[5:10]
+    del first
+    ends.give_back()
+    second = ends.carry(one(MIB, 2))
+    assert pool.used_bytes == 2 * MIB
+    assert kept.tolist() == [1] * 5
+    kept[0] = 9
+    assert second.buffers[0][5] == 2
+    del kept
+    ends.give_back()
+    assert (pool.used_bytes, pool.idle_bytes) == (MIB, MIB)
+    third = ends.carry(one(MIB, 3))
+    assert (pool.used_bytes, third.buffers[0][5]) == (2 * MIB, 3)
+
+
+def test_descriptors_go_once(ends):
+    assert ends.carry(one(MIB))
+    ends.give_back()
+    placed = ends.sender.place(one(MIB))
+    assert (placed.fds, len(placed.frame.buffers)) == ((), 1)
+
+
+def test_a_large_buffer_is_free_when_it_is_unused_though_others_of_its_message_are_not(ends, pool):
+    frame = ends.carry(Frame(Kind.CALL, b"", [bytes(4 * MIB), bytes(2 * MIB), bytes(100)]))
+    kept = frame.buffers[2]
+    del frame
+    ends.give_back()
+    assert (pool.used_bytes, pool.idle_bytes) == (128, 6 * MIB)
+    assert bytes(kept) == bytes(100)
+
+
+def test_many_buffers_need_few_descriptors(ends):
+    placed = ends.sender.place(Frame(Kind.CALL, b"", [bytes(MIB)] * 40))
+    assert len(placed.fds) <= 17
+    for fd in placed.fds:
+        os.close(fd)
+
+
+def test_what_one_link_has_in_shared_memory_others_pass_on(ends, reactor, pool):
+    frame = one(MIB)
+    assert ends.carry(frame)
+    used = pool.used_bytes
+    other = Ends(reactor, pool)
+    assert other.carry(frame).buffers[0][0] == 1
+    assert pool.used_bytes == used
+    other.close()
+
+
+def test_a_segment_that_is_gone_is_unmapped_by_the_peer_with_the_next_payload(ends, pool):
+    assert ends.carry(one(MIB))
+    ends.give_back()
+    pool.empty()
+    assert len(ends.receiver._mapped) == 1
+    assert ends.carry(one(2 * MIB))
+    assert [segment.size for segment in ends.receiver._mapped.values()] == [2 * MIB]
+
+
+def test_what_a_closed_link_may_still_use_is_not_used_again(ends, pool):
+    arrived = ends.carry(one(MIB, 1))
+    ends.close()
+    pool.settle()
+    assert (pool.used_bytes, pool.idle_bytes) == (0, 0)
+    assert bytes(arrived.buffers[0]) == bytes([1]) * MIB
+    assert ends.sender.place(one(MIB)) is None
+
+
+def test_without_memory_payloads_go_through_the_socket(reactor, monkeypatch):
+    ends = Ends(reactor, Pool(limit=MIB))
+    assert ends.carry(one(2 * MIB)) is None
+
+    def no_memory(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shm.os, "pwrite", no_memory)  # no way to fill this machine's memory
+    assert ends.carry(one(MIB)) is None
+    monkeypatch.undo()
+    assert ends.carry(one(MIB))
+    ends.close()
+
+
+def test_a_frame_that_is_handed_over_again_has_its_buffers_again(ends, pool):
+    placed = ends.sender.place(one(MIB, 7))
+    table = placed.frame.buffers[0]
+
+    def arrived() -> Frame:
+        return Frame(Kind.CALL, b"", [bytearray(table)], flags=SHARED, fds=placed.fds)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ends.receiver.receive(arrived(), interrupted)
+    ends.give_back()
+    again, handled = arrived(), []
+    ends.receiver.receive(again, lambda: handled.append(again.buffers[0][0]))
+    assert handled == [7]
+    again.buffers = ()
+    ends.give_back()
+    assert pool.used_bytes == 0
+    ends.receiver.receive(arrived(), lambda: handled.append(0))
+    assert handled == [7]
+    ends.give_back()
+    del placed
+
+
+@given(
+    numbers=st.lists(st.integers(0, 6) | st.integers(0, (1 << 64) - 1), max_size=24),
+    junk=st.binary(max_size=9),
+    fds=st.integers(0, 2),
+)
+def test_no_table_reaches_beyond_what_was_passed(numbers, junk, fds):
+    reactor = Reactor()
+    ends = Ends(reactor, Pool())
+    held = ends.carry(one(MIB))
+    known = next(iter(ends.receiver._mapped))
+    table = array("Q", [known if number == 6 else number for number in numbers]).tobytes()
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(fds)]
+    frame = Frame(Kind.CALL, b"", [bytearray(table + junk)], flags=SHARED, fds=tuple(opened))
+    try:
+        ends.receiver.receive(frame, lambda: [bytes(buffer[-1:]) for buffer in frame.buffers])
+        for fd in frame.fds:
+            os.close(fd)
+    except FrameError:
+        pass
+    for fd in opened:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    with contextlib.suppress(FrameError):
+        ends.sender.receive(Frame(Kind.RELEASE, table + junk, flags=SHARED), lambda: None)
+    assert held.buffers[0][0] == 1
+    ends.close()
+    reactor.close()
+
+
+# ------------------------------------------------------------------ between processes
+
+
+class Peer:
+    """A forked process at the other end of a link.
+
+    It keeps the arrays it gets, answers each with its sum, and on a RESULT frame drops them all.
+    """
+
+    def __init__(self, extra: Callable[[list[np.ndarray]], object] = lambda kept: None) -> None:
+        ours, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            with contextlib.suppress(BaseException):
+                self._serve(theirs, extra)
+            os._exit(0)
+        theirs.close()
+        self.sock = ours
+
+    def _serve(self, sock: socket.socket, extra: Callable[[list[np.ndarray]], object]) -> None:
+        kept: list[np.ndarray] = []
+        reactor = Reactor()
+
+        def on_frame(link: Link, frame: Frame) -> None:
+            if frame.kind is Kind.RESULT:
+                kept.clear()
+            elif frame.kind is Kind.PING:
+                extra(kept)
+            else:
+                kept.extend(np.frombuffer(buffer, np.uint8) for buffer in frame.buffers)
+            total = sum(int(each[0]) + int(each[-1]) for each in kept)
+            link.post(Frame(Kind.RESULT, str(total).encode(), frame.buffers, call=frame.call))
+
+        link = Link(
+            reactor,
+            sock,
+            authenticate=same_user,
+            on_frame=on_frame,
+            on_close=lambda *_: reactor.stop(),
+        )
+        reactor.call_soon(link.start)
+        reactor.run()
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+class Near:
+    """Our end of a link, its loop in a thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.frames: list[Frame] = []
+        self._came = threading.Condition()
+        self.closed = threading.Event()
+        self.reactor = Reactor()
+        self.link = Link(
+            self.reactor,
+            sock,
+            authenticate=same_user,
+            on_frame=self._on_frame,
+            on_close=lambda *_: self.closed.set(),
+        )
+        self.reactor.call_soon(self.link.start)
+        self._thread = threading.Thread(target=self.reactor.run)
+        self._thread.start()
+
+    def _on_frame(self, _link: Link, frame: Frame) -> None:
+        with self._came:
+            self.frames.append(frame)
+            self._came.notify()
+
+    def ask(self, kind: Kind, *buffers: object, body: bytes = b"") -> Frame:
+        """Send, and wait for the answer."""
+        self.link.send(Frame(kind, body, [memoryview(each) for each in buffers]))
+        with self._came:
+            assert self._came.wait_for(lambda: self.frames, timeout=60)
+            return self.frames.pop()
+
+    def end(self) -> None:
+        self.link.close()
+        assert self.closed.wait(10)
+        self.reactor.stop()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def talk() -> Iterator[Callable[..., tuple[Peer, Near]]]:
+    """``talk(extra)``: a peer, and our end of the link to it."""
+    made: list[Peer | Near] = []
+
+    def begin(*extra: Callable[[list[np.ndarray]], object]) -> tuple[Peer, Near]:
+        peer = Peer(*extra)
+        near = Near(peer.sock)
+        made.extend((near, peer))
+        return peer, near
+
+    yield begin
+    for each in made:
+        each.end()
+    gc.collect()
+    assert (shm.pool.used_bytes, shm.pool.idle_bytes, open_segments()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, THRESHOLD - 1, THRESHOLD, MIB + 1, 5 * MIB])
+def test_payloads_arrive_and_come_back_whole(talk, size):
+    _, near = talk()
+    data = os.urandom(size)
+    for _ in range(3):
+        answer = near.ask(Kind.CALL, data, b"ab", body=b"x")
+        assert [bytes(buffer) for buffer in answer.buffers] == [data, b"ab"]
+        assert (lease_of(answer.buffers[0]) is not None) == (size + 2 >= THRESHOLD)
+        near.ask(Kind.RESULT)
+
+
+def test_memory_comes_back_without_further_traffic(talk, wait_until):
+    _, near = talk()
+    for _ in range(5):
+        near.ask(Kind.CALL, bytes(4 * MIB))
+        near.ask(Kind.RESULT)
+    wait_until(lambda: shm.pool.settle() or shm.pool.used_bytes == 0)
+    assert shm.pool.idle_bytes <= 8 * MIB
+
+
+def test_a_peer_that_holds_much_makes_payloads_take_the_socket(talk, monkeypatch):
+    _, near = talk()
+    monkeypatch.setattr(shm.pool, "_limit", 6 * MIB)
+    totals = [near.ask(Kind.CALL, b"\1" * (4 * MIB)).body for _ in range(4)]
+    assert totals == [b"2", b"4", b"6", b"8"]
+    assert shm.pool.used_bytes <= 6 * MIB
+
+
+def test_arrays_outlive_who_sent_them(talk):
+    peer, near = talk()
+    answer = near.ask(Kind.CALL, b"\5" * MIB)
+    back = answer.buffers[0]
+    near.ask(Kind.CALL, b"\6" * MIB)
+    peer.end()
+    assert near.closed.wait(10)
+    assert bytes(back) == b"\5" * MIB
+    back[0] = 1
+
+
+def test_what_a_dead_peer_held_is_given_up(talk, wait_until):
+    peer, near = talk()
+    for _ in range(3):
+        near.ask(Kind.CALL, bytes(MIB))
+    near.frames.clear()
+    assert shm.pool.used_bytes == 3 * MIB
+    peer.end()
+    assert near.closed.wait(10)
+    wait_until(lambda: shm.pool.settle() or shm.pool.used_bytes == 0)
+
+
+def test_a_child_that_the_receiver_forked_keeps_what_it_sees(talk):
+    """Forked while it held arrays, the peer drops them; the child looks again after that."""
+    read, write = os.pipe()
+    go_read, go_write = os.pipe()
+
+    def fork(kept: list[np.ndarray]) -> None:
+        if os.fork() == 0:
+            os.read(go_read, 1)
+            os.write(write, bytes([kept[0][0], kept[0][-1]]))
+            os._exit(0)
+
+    _, near = talk(fork)
+    near.ask(Kind.CALL, b"\3" * MIB)
+    near.ask(Kind.PING)
+    near.ask(Kind.RESULT)
+    for _ in range(3):
+        near.ask(Kind.CALL, b"\4" * MIB)
+    os.write(go_write, b"x")
+    assert os.read(read, 2) == b"\3\3"
+    for fd in (read, write, go_read, go_write):
+        os.close(fd)
+
+
+def test_what_the_sender_changes_after_the_send_does_not_change_what_was_sent(talk):
+    _, near = talk()
+    data = bytearray(b"\1" * MIB)
+    near.link.send(Frame(Kind.CALL, b"", [memoryview(data)]))
+    data[:] = bytes(MIB)
+    assert near.ask(Kind.PING).body == b"2"
+
+
+def test_values_come_back_as_they_were_and_writable(talk):
+    _, near = talk()
+    base = torch.arange(1 << 18)
+    body, buffers = dumps({"a": base[: 1 << 17], "b": base[1 << 16 :], "c": [b"z" * MIB]})
+    answer = near.ask(Kind.CALL, *buffers)
+    back = loads(body, answer.buffers)
+    del answer
+    near.frames.clear()
+    assert torch.equal(back["b"], base[1 << 16 :])
+    assert back["c"] == [b"z" * MIB]
+    back["a"][1 << 16] = -1
+    assert back["b"][0] == -1
+
+
+@pytest.mark.slow
+def test_a_payload_of_more_than_4_gib(talk):
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if free < 12 << 30:
+        pytest.skip("needs 12 GiB of free memory")
+    _, near = talk()
+    data = np.zeros((4 << 30) + 5, np.uint8)
+    data[0], data[-1] = 1, 2
+    assert near.ask(Kind.CALL, data).body == b"3"
+
+
+def test_a_link_with_another_machine_has_no_shared_memory():
+    ours, theirs = socket.socketpair()
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    accepted, _ = server.accept()
+    near = Near(client)  # same_user means nothing here: nothing is read before the test ends
+    near.link.peer = "peer"
+    parts = Frame(Kind.RELEASE, b"", flags=SHARED).parts()
+    accepted.sendall(b"".join(bytes(part) for part in parts))
+    assert near.closed.wait(10)
+    near.end()
+    for each in (ours, theirs, server, accepted):
+        each.close()
+
+
+def test_the_threshold_is_above_what_a_batch_of_small_buffers_has():
+    assert sharing.THRESHOLD > 1 << 16
