@@ -53,6 +53,8 @@ def test_each_value_with_its_origin(user, command) -> None:
         ("slurm_patience_s = 5.0", "default"),
         ("stop_grace_s = 3.0", "SLURMMESH_STOP_GRACE_S"),
         ('interface = "ib0"', f"{user.site_file}:3 (profile big)"),
+        ("log_max_mb = 100.0", "default"),
+        ("log_keep = 4", "default"),
         ('submit.setup = ["a\\nb"]', f"{user.project_file}:1"),
         ('submit.env.A = "é"', f"{user.project_file}:2"),
         ("",),

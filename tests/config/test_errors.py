@@ -11,7 +11,9 @@ import pytest
 from slurmmesh.config import files, load_settings
 from slurmmesh.errors import ConfigError
 
-SETTINGS = "job_root, slurm_timeout_s, slurm_patience_s, stop_grace_s, interface"
+SETTINGS = (
+    "job_root, slurm_timeout_s, slurm_patience_s, stop_grace_s, interface, log_max_mb, log_keep"
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,10 @@ SETTINGS = "job_root, slurm_timeout_s, slurm_patience_s, stop_grace_s, interface
         ("stop_grace_s = -1.5", "is no number of seconds over 0"),
         ("stop_grace_s = nan", "is no number of seconds over 0"),
         ("stop_grace_s = inf", "is no number of seconds over 0"),
+        ("log_max_mb = 0", "log_max_mb = 0 is no number of MiB over 0"),
+        ("log_keep = -1", "log_keep = -1 is no whole number of at least 0"),
+        ("log_keep = 1.5", "is no whole number of at least 0"),
+        ("log_keep = inf", "is no whole number of at least 0"),
         (f"stop_grace_s = 1{'0' * 400}", "is no number of seconds over 0"),
         ("interface = '10.8.0.0/ib0'", "interface = '10.8.0.0/ib0' is no network"),
         ("interface = { a = 1 }", "interface is a table: write text"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmmesh.telemetry import EventLog, appender, read_events
-from slurmmesh.telemetry.appender import Appender
+from slurmmesh.telemetry.appender import Appender, OpenFile
 
 
 def note(count: int) -> bytes:
@@ -43,7 +43,7 @@ def take(reader: int, until: bytes) -> bytes:
 def test_a_stall_holds_nobody_up_and_loses_only_what_does_not_fit(stalled, monkeypatch):
     monkeypatch.setattr(appender, "LIMIT_BYTES", 100)
     path, reader = stalled
-    log = Appender(os.open(path, os.O_WRONLY), note)
+    log = Appender(OpenFile(os.open(path, os.O_WRONLY)), note)
     log.write(b"first\n")
     assert not log.flush(0.05)
     for number in range(30):
@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_lines(tmp_path, monkeypatc
 
     real = os.write
     path = tmp_path / "log"
-    log = Appender(os.open(path, os.O_WRONLY | os.O_CREAT), note)
+    log = Appender(OpenFile(os.open(path, os.O_WRONLY | os.O_CREAT)), note)
     monkeypatch.setattr(appender.os, "write", write)
     log.write(b"one\ntwo\nthree\n")
     assert log.flush(20)
