@@ -132,12 +132,19 @@ class Beside(sm.Actor):
 
 
 @pytest.fixture(scope="module")
-def procs(outlives_tests, tmp_path_factory) -> Iterator[sm.ProcMesh]:
+def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
     folder = tmp_path_factory.mktemp("job")
-    hosts = sm.local_hosts(1, folder)
+    made = sm.local_hosts(1, folder)
     with outlives_tests(folder):
-        yield hosts.spawn_procs({"gpus": 2}, name="responses")
-    hosts.stop()
+        yield made
+    made.stop()
+
+
+@pytest.fixture
+def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
+    made = hosts.spawn_procs({"gpus": 2}, name="responses")
+    yield made
+    made.stop().get(60)
 
 
 @pytest.fixture
@@ -247,22 +254,18 @@ def test_what_nobody_is_told_of_fails_the_actor(beside, name):
     else:
         with pytest.raises(SupervisionError, match="it escaped"):
             one.escapes.call_one().get(60)
-    with pytest.raises(SupervisionError, match="it escaped|beside"):
+    with pytest.raises(SupervisionError, match=r"it escaped|beside"):
         waiting.get(60)
-    with pytest.raises(SupervisionError, match="it escaped|beside"):
+    with pytest.raises(SupervisionError, match=r"it escaped|beside"):
         one.quick.call_one(1).get(60)
     assert beside.slice(gpus=1).quick.call_one(1).get(60) == 1
 
 
-def test_what_runs_when_the_actor_stops_is_cancelled():
-    hosts = sm.local_hosts(1)
-    try:
-        mine = hosts.spawn_procs(name="stopped")
-        beside = mine.spawn("beside", Beside)
-        waiting = beside.wait.call("a")
-        assert beside.note.call("b").get(60).values() == [["a", "b"]]
-        mine.stop().get(60)
-        with pytest.raises(SupervisionError):
-            waiting.get(60)
-    finally:
-        hosts.stop()
+def test_what_runs_when_the_actor_stops_is_cancelled(hosts):
+    procs = hosts.spawn_procs(name="stopped")
+    beside = procs.spawn("beside", Beside)
+    waiting = beside.wait.call("a")
+    assert beside.note.call("b").get(60).values() == [["a", "b"]]
+    procs.stop().get(60)
+    with pytest.raises(SupervisionError):
+        waiting.get(60)
