@@ -306,7 +306,7 @@ def test_silent_connections_do_not_keep_others_out(make, monkeypatch, caplog):
     donor, receiver = make("host-0"), make("host-1")
     donor.send_checkpoint([1], 1, state(), LATER)
     address = ("127.0.0.1", port_of(donor))
-    silent = [socket.create_connection(address, timeout=20) for _ in range(20)]
+    silent = [socket.create_connection(address, timeout=20) for _ in range(50)]
     try:
         assert receiver.recv_checkpoint(0, donor.metadata(), 1, LATER)["step"] == 7
         for each in silent[:-1]:  # the last one's time is not up
@@ -315,7 +315,7 @@ def test_silent_connections_do_not_keep_others_out(make, monkeypatch, caplog):
         for each in silent:
             each.close()
     donor.shutdown()
-    assert 0 < len(caplog.records) <= 7
+    assert 0 < len(caplog.records) <= 21
     assert "refused 127.0.0.1, who asked for this replica's state" in caplog.text
 
 
