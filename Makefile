@@ -1,11 +1,13 @@
 # Everything here sets itself up: the first run installs, later runs find it done.
 #   PYTHON=python3.12          the interpreter for the virtual environment (3.10 or later)
 #   PIP_ARGS="--index-url …"   where pip looks, for example for a torch built for your GPUs
-#   PYTEST_ARGS="-k shape"     what pytest gets besides
+#   PYTEST_ARGS="-k shape"     what pytest gets besides; -n 0: all tests in one process
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install -qq --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+# Much of a test is waiting; all tests of a file stay in one process, for what they share.
+PYTEST = $(RUN) -m pytest -n 2 --dist loadfile
 METADATA := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -27,10 +29,10 @@ test: $(VENV)/.ready-test
 	@.ci/debian-packages.sh; code=$$?; \
 	case $$code in 0|10) ;; *) exit $$code ;; esac; \
 	if [ $$code -eq 0 ] && [ "$$(id -u)" -eq 0 ]; then slurm=--require-slurm; fi; \
-	$(RUN) -m pytest $$slurm $(PYTEST_ARGS)
+	$(PYTEST) $$slurm $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.ready-test
-	@$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test
 	$(RUN) -m ruff check .

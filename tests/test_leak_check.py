@@ -107,8 +107,9 @@ def run_pytest(folder: Path, program: str, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_each_leak_fails_its_own_test_by_name(tmp_path: Path) -> None:
-    code, printed = run_pytest(tmp_path, LEAKS, "--closing-time=0.5")
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+def test_each_leak_fails_its_own_test_by_name(tmp_path: Path, workers: str) -> None:
+    code, printed = run_pytest(tmp_path, LEAKS, "--closing-time=0.5", workers)
     assert code == 1, printed
     found = dict(re.findall(r"::(\w+) left behind:\n((?:  .*\n)+)", printed))
     assert set(found) == {
@@ -136,6 +137,14 @@ def test_each_leak_fails_its_own_test_by_name(tmp_path: Path) -> None:
 def test_a_crash_of_pytest_leaves_no_process(tmp_path: Path) -> None:
     code, printed = run_pytest(tmp_path, CRASH)
     assert code == 134, printed
+    assert not is_running(tmp_path / "orphan.pid")
+
+
+@pytest.mark.slow
+def test_a_crash_of_a_worker_leaves_no_process(tmp_path: Path) -> None:
+    code, printed = run_pytest(tmp_path, CRASH, "-n1")
+    assert code == 1, printed
+    assert "crashed while running 'test_program.py::test_crash'" in printed
     assert not is_running(tmp_path / "orphan.pid")
 
 

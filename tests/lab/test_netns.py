@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,16 +22,30 @@ pytestmark = [
 
 
 def links() -> set[str]:
+    """Those of all labs on the machine."""
     return {name for name in os.listdir("/sys/class/net") if name.startswith("slm")}
+
+
+def network_of(lab: Lab) -> re.Pattern[str]:
+    """What the links of a lab are called."""
+    address = re.search(r"\b198\.(18|19)\.(\d+)\.254\b", lab.conf.read_text())
+    assert address is not None
+    number = (int(address[1]) - 18) * 256 + int(address[2])
+    return re.compile(f"slmesh{number}|slm{number}n[0-9]+")
+
+
+def links_of(lab: Lab) -> set[str]:
+    return set(filter(network_of(lab).fullmatch, links()))
 
 
 @pytest.fixture(scope="module")
 def lab(outlives_tests: Callable[[Path], object]) -> Iterator[Lab]:
-    before = links()
     running = Lab(3, netns=True, slurmd_timeout_s=2)
     with running, outlives_tests(running.root):  # type: ignore[attr-defined]
+        own = network_of(running)
+        assert len(links_of(running)) == 4
         yield running
-    assert links() <= before
+    assert not list(filter(own.fullmatch, links()))
 
 
 def test_each_node_is_a_machine_of_its_own_on_the_network(lab: Lab) -> None:
@@ -98,14 +113,14 @@ def test_a_cut_node_is_down_for_slurm_while_its_task_runs_on(
 
 @pytest.mark.slow
 def test_a_killed_node_falls_silent_and_comes_back_with_a_new_network(lab: Lab) -> None:
-    before = links()
+    before = links_of(lab)
     lab.kill_node("node3")
-    assert len(before - links()) == 1
+    assert len(before - links_of(lab)) == 1
     with pytest.raises(UsageError, match="node3 is not running"):
         lab.cut_network("node3")
     lab.wait_state("node3", "down")
     lab.start_node("node3")
-    assert links() == before
+    assert links_of(lab) == before
     assert lab.run("srun", "-N1", "-w", "node3", "hostname").stdout == "node3\n"
 
 

@@ -211,10 +211,14 @@ def test_one_node_elsewhere_and_loopback_is_out(
 # ------------------------------------------------------------------ what the kernel says
 
 
-def test_the_interfaces_of_this_machine() -> None:
+def test_the_interfaces_of_this_machine(wait_until: Callable[..., None]) -> None:
+    def told_as_the_kernel_lists_them() -> bool:  # a lab of another test may just come or go
+        names = {each.name for each in interfaces_here()}
+        return names == set(os.listdir("/sys/class/net")) - {"bonding_masters"}
+
+    wait_until(told_as_the_kernel_lists_them)
     here = interfaces_here()
     assert Interface("lo", "127.0.0.1", 8) in here
-    assert {each.name for each in here} == set(os.listdir("/sys/class/net")) - {"bonding_masters"}
     for each in here:
         if each.address:
             assert ipaddress.ip_interface(f"{each.address}/{each.prefix}")
