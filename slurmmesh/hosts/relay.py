@@ -174,8 +174,8 @@ class Relay:
                 with contextlib.suppress(LinkClosed):
                     self._link_to(host).post(_for(frame, ranks))
 
-    def reply(self, frame: Frame, host: int | None = None) -> None:
-        """Take what came up from a proc, or from this host below."""
+    def reply(self, frame: Frame, host: int) -> None:
+        """Take what came up from a host below, or from a proc of this host itself."""
         passed = self._passed.get(frame.call)
         if passed is not None:
             self._send_up(frame.call, passed, passed.gather.take(frame, host))
@@ -234,7 +234,7 @@ class Relay:
         passed = self._passed.get(call)
         if passed is not None and passed.acked:
             told = _empty(passed.request, Kind.DELIVERED, tuple(ranks))
-            self._send_up(call, passed, passed.gather.take(told))
+            self._send_up(call, passed, passed.gather.take(told, self._host))
 
     def _refuse(self, passed: _Passed, ranks: Iterable[int]) -> list[Frame]:
         """Ranks of this host that are not there: a cast to them is over, a call fails."""
@@ -244,7 +244,7 @@ class Relay:
                 told = _empty(passed.request, Kind.DELIVERED, (rank,))
             else:
                 told = self._own.refuse(passed.request, rank)
-            ups += passed.gather.take(told)
+            ups += passed.gather.take(told, self._host)
         return ups
 
     def _send_up(self, call: int, passed: _Passed, ups: Iterable[Frame]) -> None:

@@ -10,7 +10,6 @@ long as one is under way, no other goes to that host by another way; it is held.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -133,7 +132,7 @@ class Routes(Container[int]):
                 back = set(frame.ranks).intersection(owing)
                 self._broken.append((host, set(self._locate(frame.mesh, tuple(back)))))
             elif sent is not None:
-                self._note(sent, sent.gather.take(frame))
+                self._note(sent, sent.gather.take(frame, host))
             self._settle()
         self._tell()
 
@@ -171,7 +170,7 @@ class Routes(Container[int]):
         for sent in [sent for sent in self._sent.values() if head in sent.heads]:
             there = self._locate(sent.frame.mesh, sent.gather.ranks_by(head))
             back = {host: there[host] for host in there if hosts is None or host in hosts}
-            sent.gather.give_back(itertools.chain.from_iterable(back.values()))
+            sent.gather.give_back([rank for ranks in back.values() for rank in ranks])
             for path in sent.paths:
                 path.broken = True
             refused = [rank for host in self._lost & back.keys() for rank in back.pop(host)]
@@ -238,7 +237,7 @@ class Routes(Container[int]):
             told = [replace(request, kind=Kind.DELIVERED, ranks=tuple(ranks), body=b"", buffers=())]
         else:
             told = [self._refuse(request, rank) for rank in ranks]
-        return [up for frame in told for up in sent.gather.take(frame)]
+        return [up for frame in told for up in sent.gather.take(frame, None)]
 
     def _note(self, sent: _Sent, ups: Iterable[Frame]) -> None:
         """What came of a request: news for the caller, and perhaps its end."""

@@ -11,7 +11,7 @@ the number of its buffers, 2 bytes) followed by the bodies; its buffers are thos
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
 from slurmmesh.errors import FrameError
 from slurmmesh.wire.frames import MAX_BUFFERS, STREAM, Buffer, Frame, Kind
@@ -102,8 +102,9 @@ class Gather:
         self._acked = acked
         self._merge = len(request.ranks) > 1 and not request.flags & STREAM
         self._known: set[int] = set()
-        self._owed: dict[int, Hashable] = {}
-        self._on_the_way: dict[int, Hashable] = {}
+        # By way: the ranks that owe an answer, and those of whom nobody knows that they got it.
+        self._owed: dict[Hashable, set[int]] = {}
+        self._on_the_way: dict[Hashable, set[int]] = {}
         self._delivered: list[int] = []
         self._merger = _Merger()
         self._kept: list[Frame] | None = [] if keep else None
@@ -128,14 +129,13 @@ class Gather:
         """It keeps what went up."""
         return self._kept is not None
 
-    def add(self, ranks: Iterable[int], way: Hashable) -> None:
+    def add(self, ranks: Collection[int], way: Hashable) -> None:
         """The request was passed on to these ranks, this way."""
-        ranks = tuple(ranks)
         self._known.update(ranks)
-        if self._answered:
-            self._owed.update(dict.fromkeys(ranks, way))
-        if self._acked:
-            self._on_the_way.update(dict.fromkeys(ranks, way))
+        if self._answered and ranks:
+            self._owed.setdefault(way, set()).update(ranks)
+        if self._acked and ranks:
+            self._on_the_way.setdefault(way, set()).update(ranks)
 
     def unknown(self, ranks: Iterable[int]) -> list[int]:
         """Those of these ranks that it has not been passed on to."""
@@ -143,29 +143,29 @@ class Gather:
 
     def owes(self, rank: int, way: Hashable) -> bool:
         """Whether a rank still owes something this way."""
-        return way in (self._owed.get(rank, self), self._on_the_way.get(rank, self))
+        return any(rank in waiting.get(way, ()) for waiting in (self._owed, self._on_the_way))
 
     def ranks_by(self, way: Hashable) -> list[int]:
         """The ranks that still owe something this way."""
-        both = {**self._on_the_way, **self._owed}
-        return [rank for rank, its in both.items() if its == way]
+        return sorted({*self._owed.get(way, ()), *self._on_the_way.get(way, ())})
 
-    def take(self, frame: Frame, way: Hashable = None) -> list[Frame]:
-        """Take what came up from below. What came before, by whatever way, is dropped.
+    def take(self, frame: Frame, way: Hashable) -> list[Frame]:
+        """Take what came up from below this way. What came before, by whatever way, is dropped.
 
-        Only by the way it is expected, ``way``, can a rank come back as not reached.
+        Only by the way it is expected can a rank come back as not reached.
 
         Raises:
             FrameError: a MERGED frame that is none.
         """
         if frame.kind is Kind.DELIVERED:
-            self._note_delivered(frame.ranks)
+            self._delivered += _cross_off(self._on_the_way, frame.ranks, way)
             return self._up([])
         if frame.kind is Kind.RETURNED:
             owing = set(self.ranks_by(way))
             return self.give_back([rank for rank in frame.ranks if rank in owing])
-        fresh = [rank for rank in frame.ranks if self._owed.pop(rank, self) is not self]
-        self._note_delivered(fresh)  # who has answered has got it, whatever way the news took
+        fresh = _cross_off(self._owed, frame.ranks, way)
+        # Who has answered has got it, whatever way the news took.
+        self._delivered += _cross_off(self._on_the_way, fresh, way)
         if not fresh:
             return self._up([])
         if len(fresh) < len(frame.ranks):
@@ -176,9 +176,12 @@ class Gather:
         """The way is gone, and with it what was owed by it: who sent the request takes it back."""
         return self.give_back(self.ranks_by(way))
 
-    def give_back(self, ranks: Iterable[int]) -> list[Frame]:
-        """Nothing more is expected of these ranks."""
-        return self._up(self._give_back(ranks))
+    def give_back(self, ranks: Collection[int]) -> list[Frame]:
+        """Nothing more is expected of these ranks, which are among those that owe something."""
+        self._known.difference_update(ranks)
+        _cross_off(self._owed, ranks, None)
+        _cross_off(self._on_the_way, ranks, None)
+        return self._up([self._frame(Kind.RETURNED, ranks)] if ranks else [])
 
     def again(self, ranks: Iterable[int]) -> list[Frame]:
         """Of ranks that are asked for anew, after the way up broke: what went up already.
@@ -186,31 +189,18 @@ class Gather:
         All others are asked for by other ways: nothing waits for them here any more.
         """
         asked = set(ranks)
-        for owed in (self._owed, self._on_the_way):
-            for rank in owed.keys() - asked:
-                del owed[rank]
+        for waiting in (self._owed, self._on_the_way):
+            others = {rank for ranks in waiting.values() for rank in ranks} - asked
+            _cross_off(waiting, others, None)
         ups = [frame for frame in self._kept or () if not asked.isdisjoint(frame.ranks)]
-        got = [rank for rank in asked & self._known if rank not in self._on_the_way]
-        if self._acked and got:
+        missing = {rank for ranks in self._on_the_way.values() for rank in ranks}
+        if self._acked and (got := (asked & self._known) - missing):
             ups.insert(0, self._frame(Kind.DELIVERED, got))
         return [*ups, *self._up([])]
 
     def _frame(self, kind: Kind, ranks: Iterable[int]) -> Frame:
         call, mesh, actor = self._id
         return Frame(kind, b"", (), call, mesh, actor, tuple(ranks))
-
-    def _note_delivered(self, ranks: Iterable[int]) -> None:
-        if self._on_the_way:
-            got = (rank for rank in ranks if self._on_the_way.pop(rank, self) is not self)
-            self._delivered.extend(got)
-
-    def _give_back(self, ranks: Iterable[int]) -> list[Frame]:
-        back = [rank for rank in ranks if rank in self._owed or rank in self._on_the_way]
-        for rank in back:
-            self._known.discard(rank)
-            self._owed.pop(rank, None)
-            self._on_the_way.pop(rank, None)
-        return [self._frame(Kind.RETURNED, back)] if back else []
 
     def _pass(self, frame: Frame) -> list[Frame]:
         """An answer of which no rank was known: it goes up now, or with others."""
@@ -239,6 +229,27 @@ class Gather:
         if self._kept is not None:
             self._kept += [up for up in ups if up.kind not in (Kind.DELIVERED, Kind.RETURNED)]
         return ups
+
+
+def _cross_off(
+    waiting: dict[Hashable, set[int]], ranks: Collection[int], way: Hashable
+) -> Collection[int]:
+    """Cross ranks off that are likely to be waited for this way; those that were, by any."""
+    likely = waiting.get(way)
+    if likely is not None and likely.issuperset(ranks):
+        likely.difference_update(ranks)
+        if not likely:
+            del waiting[way]
+        return ranks
+    found: list[int] = []
+    for each, there in list(waiting.items()):
+        hit = there.intersection(ranks)
+        if hit:
+            found += hit
+            there -= hit
+            if not there:
+                del waiting[each]
+    return found
 
 
 def _apart(frame: Frame, ranks: set[int]) -> Iterator[Frame]:

@@ -162,7 +162,8 @@ class Net:
             self.arrive(pipe, pipe.queue.popleft())
         elif (pick := pick - len(ready)) < len(self.working):
             rank, answer = self.working.pop(pick)
-            self.relays[rank // self.per_host].reply(answer)
+            host = rank // self.per_host
+            self.relays[host].reply(answer, host)
         else:
             _, sent, ranks = self.written.pop(pick - len(self.working))
             sent(ranks)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,8 @@ class Notes(sm.Actor):
             raise ValueError("seven")
 
     @sm.endpoint
-    def leave(self) -> int:
-        threading.Timer(0.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-        return 1
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Job:
@@ -144,7 +142,8 @@ def test_what_a_proc_said_before_it_died_counts(job: Job):
     procs = job.hosts.spawn_procs(name="leaving")
     notes = procs.spawn("notes", Notes)
     notes.initialized.get(120)
-    assert list(notes.leave.call().get(60).values()) == [1] * HOSTS
-    error = notes.all.call().exception(60)
+    said, last = notes.note.call(5), notes.die.call()
+    assert said.get(60).values() == [5000 + rank for rank in range(HOSTS)]
+    error = last.exception(60)
     assert isinstance(error, ProcDied)
     assert error.cause.signal_name == "SIGKILL"
