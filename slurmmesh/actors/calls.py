@@ -5,41 +5,32 @@ It is for what goes by the hosts; a direct link keeps its own calls (``actors/di
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmmesh.actors.direct import Place, answer_of, not_loaded
+from slurmmesh.actors.direct import Place, Sink, answer_of, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame
 
+Then = Callable[[], Any]
+"""What is to be done once the book's lock is free: it wakes threads and runs code of users."""
+
 
 class _Open:
-    """One open call: a value per rank, in the order of the ranks called.
+    """An open call or cast: which ranks it waits for, and the places that wait to know.
 
-    It stays in the book after it failed while some rank may not have got it yet, for the places
-    that wait to know. A cast has no future and waits for the news that it was delivered.
+    A cast waits for the news that it was delivered, and does nothing with it.
     """
 
-    __slots__ = ("finish", "future", "mesh", "over", "places", "slots", "values")
-
-    def __init__(
-        self,
-        mesh: int,
-        ranks: Sequence[int],
-        places: Mapping[int, Place],
-        future: Future[Any] | None,
-        finish: Callable[..., Any],
-    ) -> None:
+    def __init__(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]) -> None:
         self.mesh = mesh
         self.slots = {rank: index for index, rank in enumerate(ranks)}
         self.places = places
-        self.values: list[Any] = [None] * len(ranks)
-        self.future = future
-        self.finish = finish
-        self.over = future is None
+        self.over = False
 
     def take(self, ranks: Iterable[int]) -> list[int]:
         """Cross these ranks off; returns the indices of those that had not answered."""
@@ -52,6 +43,77 @@ class _Open:
                     place.arrive()
         return indices
 
+    def answered(self, indices: list[int], value: Any) -> Then | None:
+        """These answered. With the lock held."""
+        return None
+
+    def failed(self, indices: list[int], error: BaseException) -> Then | None:
+        """It failed, because of these where that is known. With the lock held."""
+        self.over = True
+        return None
+
+
+class _OpenCall(_Open):
+    """A value per rank, in the order of the ranks called.
+
+    It stays in the book after it failed while some rank may not have got it yet.
+    """
+
+    def __init__(
+        self,
+        mesh: int,
+        ranks: Sequence[int],
+        places: Mapping[int, Place],
+        future: Future[Any],
+        finish: Callable[..., Any],
+    ) -> None:
+        super().__init__(mesh, ranks, places)
+        self.values: list[Any] = [None] * len(ranks)
+        self.future = future
+        self.finish = finish
+
+    def answered(self, indices: list[int], value: Any) -> Then | None:
+        if self.over:
+            return None
+        for index in indices:
+            self.values[index] = value
+        return None if self.slots else self._settle
+
+    def failed(self, indices: list[int], error: BaseException) -> Then | None:
+        if self.over:
+            return None
+        self.over = True
+        self.values = []
+        return functools.partial(self.future.set_exception, error)
+
+    def _settle(self) -> None:
+        try:
+            result = self.finish(self.values)
+        except BaseException as error:
+            self.future.set_exception(not_loaded(error))
+        else:
+            self.future.set_result(result)
+
+
+class _OpenStream(_Open):
+    """Each rank's answer or error goes to ``sink`` when it comes."""
+
+    def __init__(
+        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place], sink: Sink
+    ) -> None:
+        super().__init__(mesh, ranks, places)
+        self.sink = sink
+
+    def answered(self, indices: list[int], value: Any) -> Then | None:
+        return functools.partial(self._tell, len(indices), value, None)
+
+    def failed(self, indices: list[int], error: BaseException) -> Then | None:
+        return functools.partial(self._tell, len(indices), None, error)
+
+    def _tell(self, times: int, value: Any, error: BaseException | None) -> None:
+        for _ in range(times):
+            self.sink(value, error)
+
 
 class CallBook:
     """Open calls by id. Safe to use from any thread.
@@ -62,7 +124,7 @@ class CallBook:
     """
 
     def __init__(self, lock: threading.RLock | None = None, driver: Driver | None = None) -> None:
-        self._driver = driver
+        self.driver = driver
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._lock = lock or threading.RLock()  # a signal handler may call while we are at it
@@ -84,18 +146,31 @@ class CallBook:
         Returns:
             the call's id and its future.
         """
-        future: Future[Any] = Future(what, self._driver)
-        call = next(self._ids)
-        with self._lock:
-            self._open[call] = _Open(mesh, ranks, places or {}, future, finish)
+        future: Future[Any] = Future(what, self.driver)
+        call = self._note(_OpenCall(mesh, ranks, places or {}, future, finish))
         return call, future
+
+    def open_stream(
+        self, mesh: int, ranks: Sequence[int], sink: Sink, places: Mapping[int, Place]
+    ) -> int:
+        """Note a call whose answers go to ``sink``, one by one; returns its id."""
+        return self._note(_OpenStream(mesh, ranks, places, sink))
 
     def open_cast(self, mesh: int, places: Mapping[int, Place]) -> int:
         """Note a cast, to tell these places when it is known to have arrived; returns its id."""
+        return self._note(_Open(mesh, list(places), places))
+
+    def _note(self, opened: _Open) -> int:
         call = next(self._ids)
         with self._lock:
-            self._open[call] = _Open(mesh, list(places), places, None, list)
+            self._open[call] = opened
         return call
+
+    def missing(self, call_id: int) -> tuple[int, ...]:
+        """The ranks that have not answered a call."""
+        with self._lock:
+            call = self._open.get(call_id)
+            return tuple(call.slots) if call is not None else ()
 
     def answer(self, frame: Frame) -> None:
         """Take a RESULT or ERROR frame. Answers to calls that are no longer open are ignored."""
@@ -111,35 +186,29 @@ class CallBook:
             call = self._open.get(call_id)
             if call is None:
                 return
-            for index in call.take(ranks):
-                if not call.over:
-                    call.values[index] = value
-            if call.slots:
-                return
-            del self._open[call_id]
-            if call.over or call.future is None:
-                return
-        try:
-            result = call.finish(call.values)  # may run code of the user's classes
-        except BaseException as error:
-            call.future.set_exception(not_loaded(error))
-        else:
-            call.future.set_result(result)
+            indices = call.take(ranks)
+            then = call.answered(indices, value)
+            if not call.slots:
+                del self._open[call_id]
+        if then is not None:
+            then()
 
-    def fail(self, call_id: int, error: BaseException, ranks: Iterable[int] = ()) -> None:
-        """End a call with an error, which came from these ranks."""
+    def fail(self, call_id: int, error: BaseException, ranks: Iterable[int] | None = None) -> None:
+        """End a call with an error, which came from these ranks; None: from none of them.
+
+        Of a stream, these ranks' answers are the error; None: all that have not come.
+        """
         with self._lock:
             call = self._open.get(call_id)
             if call is None:
                 return
-            call.take(ranks)
-            if not call.slots or not call.places:
+            if ranks is None:
+                ranks = list(call.slots) if isinstance(call, _OpenStream) else ()
+            then = call.failed(call.take(ranks), error)
+            if not call.slots or (call.over and not call.places):
                 del self._open[call_id]
-            if call.over or call.future is None:
-                return
-            call.over = True
-            call.values = []
-        call.future.set_exception(error)
+        if then is not None:
+            then()
 
     def fail_ranks(
         self,

@@ -12,39 +12,19 @@ import secrets
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.context import context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.receipts import Message, Receipts
+from slurmmesh.actors.runtime import find_runtime, home
 from slurmmesh.errors import SupervisionError, UsageError
 from slurmmesh.wire.codec import dumps, loads
-from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Buffer
 
 T = TypeVar("T")
-
-
-class PostOffice(Protocol):
-    """What ports need of the process they are used in."""
-
-    @property
-    def address(self) -> ProcessId:
-        """The process itself."""
-
-    @property
-    def driver(self) -> Driver | None:
-        """Of the loop that messages for this process come by."""
-
-    def send_to_port(
-        self, owner: ProcessId, port: int, body: Buffer, buffers: Sequence[Buffer]
-    ) -> None:
-        """Send to a port of another process, which gives it to ``PORTS.deliver``.
-
-        ``buffers`` are the sender's own memory. A dead owner is no error: it is dropped.
-        """
 
 
 class PortTable:
@@ -79,22 +59,19 @@ class PortTable:
 
 PORTS = PortTable()
 """The ports of this process."""
-_office: PostOffice | None = None
-
-
-def set_post_office(office: PostOffice | None) -> None:
-    """Say how ports of other processes are reached. For the runtime of the process."""
-    global _office
-    _office = office
 
 
 class Port(Generic[T]):
     """Where to send. May be copied, pickled and passed to any actor of the job.
 
     A port opened with ``once`` takes one message.
+
+    Args:
+        job: of the proc that owns it; empty if the controller does.
     """
 
-    def __init__(self, owner: ProcessId, number: int, once: bool = False) -> None:
+    def __init__(self, job: str, owner: ProcessId, number: int, once: bool = False) -> None:
+        self._job = job
         self._owner = owner
         self._number = number
         self._once = once
@@ -120,14 +97,14 @@ class Port(Generic[T]):
     def _send(self, failed: bool, value: Any) -> None:
         body, buffers = packed(failed, value)
         self._use()
-        office = _office
-        if self._owner == (office.address if office else CONTROLLER):
+        here = home()
+        if self._owner == (here.address if here else CONTROLLER):
             # In the same process, too, it is a copy that arrives.
             PORTS.deliver(self._number, body, [bytearray(buffer) for buffer in buffers])
-        elif office is None:
-            raise SupervisionError(f"{self!r} cannot be reached: this process is in no job")
-        else:
-            office.send_to_port(self._owner, self._number, body, buffers)
+            return
+        runtime = here or find_runtime(self._job)
+        if runtime is not None:  # otherwise the job is over, and its owner with it
+            runtime.send_to_port(self._owner, self._number, body, buffers)
 
     def _use(self) -> None:
         with self._lock:
@@ -147,11 +124,11 @@ class Port(Generic[T]):
         return f"{type(self).__name__}({self._number:x} of {self._owner})"
 
     def __reduce__(self) -> Any:
-        return _port, (self._owner, self._number, self._once, self._used)
+        return _port, (self._job, self._owner, self._number, self._once, self._used)
 
 
-def _port(owner: ProcessId, number: int, once: bool, used: bool) -> Port[Any]:
-    port: Port[Any] = Port(owner, number, once)
+def _port(job: str, owner: ProcessId, number: int, once: bool, used: bool) -> Port[Any]:
+    port: Port[Any] = Port(job, owner, number, once)
     port._used = used
     return port
 
@@ -183,7 +160,8 @@ class PortReceiver(Generic[T]):
                 f"this process is a fork of the one that opened the port (pid {self._pid}): "
                 "messages arrive there"
             )
-        return self._receipts.next(_office.driver if _office else None)
+        here = home()
+        return self._receipts.next(here.driver if here else None)
 
     def put(self, message: Message) -> None:
         """Take a message that arrived. For the runtime."""
@@ -225,8 +203,11 @@ class Channel(Generic[T]):
 
 def port_of(receiver: PortReceiver[Any]) -> Port[Any]:
     """Enter a receiver in the table of this process; returns its port."""
-    owner = _office.address if _office else CONTROLLER
-    return Port(owner, PORTS.add(receiver), receiver.once)
+    here = home()
+    number = PORTS.add(receiver)
+    if here is None:
+        return Port("", CONTROLLER, number, receiver.once)
+    return Port(here.job, here.address, number, receiver.once)
 
 
 def failure_here(error: BaseException) -> Failure:

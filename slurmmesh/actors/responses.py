@@ -33,7 +33,7 @@ class ResponsePort(Port[Any]):
         fail: Callable[[Failure], Any],
         dropped: Callable[[], Any],
     ) -> None:
-        super().__init__(CONTROLLER, 0, once=True)  # it has an address only once it is sent on
+        super().__init__("", CONTROLLER, 0, once=True)  # it has an address only once it is sent on
         self._answer = answer
         self._fail = fail
         self._dropped = dropped

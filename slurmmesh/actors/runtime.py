@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import ExitCause, UsageError
@@ -109,11 +109,25 @@ class Runtime(Protocol):
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
+_home: Runtime | None = None
 
 
 def register(runtime: Runtime) -> None:
-    """Have meshes that come to this process use it, if they are of its job."""
+    """Have meshes and ports that come to this process use it, if they are of its job."""
+    global _home
     _runtimes[runtime.job] = runtime
+    if runtime.address != CONTROLLER:
+        _home = runtime
+
+
+def home() -> Runtime | None:
+    """The runtime of the proc that this process is; None if it is none."""
+    return _home
+
+
+def find_runtime(job: str) -> Runtime | None:
+    """The runtime of this process for a job; None if it has no part in it, or no longer."""
+    return _runtimes.get(job)
 
 
 def runtime_of(job: str) -> Runtime:
@@ -122,7 +136,7 @@ def runtime_of(job: str) -> Runtime:
     Raises:
         UsageError: this process has no part in that job.
     """
-    runtime = _runtimes.get(job)
+    runtime = find_runtime(job)
     if runtime is None:
         raise UsageError("a mesh of another job, or of one that is over, cannot be used here")
     return runtime
