@@ -31,17 +31,13 @@ class PrivateFolder:
     """A folder (0700) on this node's own disk that is gone when this process is, however it ends.
 
     A small child removes it when this process dies without having done so. Where that dies in the
-    same moment, as when Slurm kills a step, the next one on this node removes it.
+    same moment, as when Slurm kills a step, ``sweep`` does for the next agent on this node.
 
     Raises OSError.
     """
 
     def __init__(self) -> None:
-        base = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-        if not os.path.isdir(base):
-            base = tempfile.gettempdir()
-        _sweep(base)
-        self.path = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        self.path = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
         try:
             self._lock = _locked(self.path)
             self._watcher = subprocess.Popen(
@@ -77,10 +73,18 @@ def _locked(path: str) -> int:
     return fd
 
 
-def _sweep(base: str) -> None:
-    """Remove the folders of our own user's agents that are dead."""
-    with os.scandir(base) as found:
-        ours = [each.path for each in found if each.name.startswith(_PREFIX)]
+def _base() -> str:
+    base = os.environ.get("SLURM_TMPDIR", "")
+    return base if os.path.isdir(base) else tempfile.gettempdir()
+
+
+def sweep() -> None:
+    """Remove what agents of our own user have left that are dead."""
+    try:
+        base = _base()
+        ours = [os.path.join(base, name) for name in os.listdir(base) if name.startswith(_PREFIX)]
+    except OSError:
+        return
     for path in ours:
         with contextlib.suppress(OSError):
             about = os.lstat(path)

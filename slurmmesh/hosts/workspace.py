@@ -1,6 +1,7 @@
 """The host's side of ``sync_workspace``: takes folders of code and tells where their copies are.
 
-It works in a thread of its own, started at first use, so that a slow disk delays nothing else.
+It works in a thread of its own, started at first use, so that a slow disk delays nothing else. So
+does, once, the removal of what dead agents have left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from slurmmesh.actors.failure import Failure
 from slurmmesh.errors import WorkspaceError
-from slurmmesh.hosts.copies import Copies, PrivateFolder
+from slurmmesh.hosts.copies import Copies, PrivateFolder, sweep
 from slurmmesh.hosts.manifest import import_path, moved
 from slurmmesh.hosts.messages import CommitFolder, OfferFolder, SendPieces
 from slurmmesh.wire.codec import dumps, loads
@@ -46,6 +47,7 @@ class Workspace:
         self._folder: PrivateFolder | None = None
         self._copies: Copies | None = None
         self._links: dict[str, str] = {}
+        threading.Thread(target=sweep, name="slurmmesh-sweep", daemon=True).start()
 
     def take(self, frame: Frame) -> None:
         """Take a request. Not waiting; each is answered, in order."""

@@ -89,6 +89,7 @@ def test_procs_find_modules_in_the_copy_and_only_changes_are_sent(hosts, code):
         assert "other.py" in listing
 
 
+@pytest.mark.slow
 def test_preloaded_modules_are_the_new_ones_too(hosts, code):
     hosts.sync_workspace(code).get(60)
     look = "import sys; result = 'helper' in sys.modules and sys.modules['helper'].value()"
@@ -99,6 +100,7 @@ def test_preloaded_modules_are_the_new_ones_too(hosts, code):
     assert ask(hosts, look) == [2, 2]  # once a host, for all that are forked afterwards
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_hosts(hosts, code):
     synced = hosts.slice(hosts=1).sync_workspace(code).get(60)
     assert list(synced.copies) == [hosts.names[1]]
@@ -106,6 +108,7 @@ def test_a_slice_of_the_hosts(hosts, code):
     assert ask(hosts, look) == [False, True]
 
 
+@pytest.mark.slow
 def test_the_working_folder_stays_where_it_is_there(hosts, code):
     hosts.sync_workspace(code).get(60)
     assert ask(hosts, "import os; result = os.getcwd()") == [os.getcwd()] * 2
@@ -138,6 +141,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_take_it_is_named_and_the_others_copy_is_whole(hosts, code):
     first = hosts.sync_workspace(code).get(60)
     (code / "helper.py").write_text("def value():\n    return 3\n")
@@ -215,6 +219,7 @@ def test_edits_reach_actors_that_run_and_they_keep_their_state(hosts, code, coun
     procs.stop().get(60)
 
 
+@pytest.mark.slow
 def test_code_that_does_not_run_is_told_and_the_actors_go_on(hosts, code, counter):
     hosts.sync_workspace(code).get(60)
     counters = hosts.spawn_procs().spawn("counter", counter)
@@ -228,6 +233,7 @@ def test_code_that_does_not_run_is_told_and_the_actors_go_on(hosts, code, counte
     assert counters.add.call().get(60).values() == [7, 7]
 
 
+@pytest.mark.slow
 def test_on_a_shared_file_system_edits_are_reloaded_without_a_copy(tmp_path, code, counter):
     hosts = sm.local_hosts(1)
     try:
