@@ -14,6 +14,7 @@ from slurmmesh._version import __version__
 if TYPE_CHECKING:
     from slurmmesh import errors, faults, recovery, telemetry
     from slurmmesh.actors import (
+        Accumulator,
         Actor,
         ActorMesh,
         Channel,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "slurmmesh.actors": (
+        "Accumulator",
         "Actor",
         "ActorMesh",
         "Channel",
@@ -80,6 +82,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = ("errors", "faults", "recovery", "telemetry")
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",

@@ -250,4 +250,26 @@ class MeshStopped(SupervisionError):
 
 
 class CallTimeout(SlurmmeshError, TimeoutError):
-    """No answer within the time given. The call may still be running; the future stays usable."""
+    """No answer within the time given. What was called may still be running.
+
+    From ``get(timeout)`` the future stays usable; a call with a deadline of its own
+    (``options(timeout=...)``) has failed for good.
+
+    Attributes:
+        ranks: that have not answered a call with a deadline, of the whole proc mesh.
+        seconds: its deadline.
+        deaths: of ranks of that mesh since the call.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ranks: tuple[int, ...] = (),
+        seconds: float | None = None,
+        deaths: tuple[ExitCause, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.seconds = seconds
+        self.deaths = deaths

@@ -143,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help=f"of {', '.join(groups)}; all unless given",
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="3 unless given")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the samples")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the samples, no tensor of 512 MiB"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the result")
     options = parser.parse_args(argv)
     asked = list(dict.fromkeys(filter(None, options.peers.split(","))))

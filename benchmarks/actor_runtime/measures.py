@@ -193,9 +193,11 @@ def idle(peer: Peer, procs: int, torch: bool, seconds: float) -> Samples:
     pids = session.pids()
     time.sleep(_SETTLE_S)
     everything = processes.program()
-    before = processes.cpu_s(pids), processes.cpu_s(everything)
+    # This process is the first of them: what it takes to look is left out.
+    before = processes.cpu_s(pids), processes.cpu_s(everything[::-1])
     time.sleep(seconds)
-    after = processes.cpu_s(pids), processes.cpu_s(everything)
+    all_after = processes.cpu_s(everything)
+    after = processes.cpu_s(pids), all_after
     found = {
         "proc": [processes.pss_mib(pids) / procs],
         "program": [processes.pss_mib(everything)],

@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from monarch.actor import Actor, ActorError, enable_transport, endpoint, this_host
+from monarch.actor import (
+    Actor,
+    ActorError,
+    enable_transport,
+    endpoint,
+    shutdown_context,
+    this_host,
+)
 
 from benchmarks.actor_runtime.tensors import filled, read
 
@@ -107,4 +114,5 @@ class Session:
         self._procs.stop().get()
 
     def close(self) -> None:
-        """Its host ends with the program."""
+        """As it does itself at the end of the program, but there it waits for a second at most."""
+        shutdown_context().get()

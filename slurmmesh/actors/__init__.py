@@ -1,5 +1,6 @@
 """Actors: what users write, call and hold."""
 
+from slurmmesh.actors.accumulator import Accumulator
 from slurmmesh.actors.actor import Actor, concurrent_endpoint, endpoint
 from slurmmesh.actors.context import (
     Context,
@@ -14,6 +15,7 @@ from slurmmesh.actors.ports import Channel, Port, PortReceiver, RankedPortReceiv
 from slurmmesh.actors.runtime import ProcEvent
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorMesh",
     "Channel",

@@ -7,6 +7,7 @@ other may not have arrived.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import socket
@@ -16,11 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.deadlines import Deadlines, too_late
 from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
 from slurmmesh.actors.future import Future
-from slurmmesh.errors import LinkClosed, SupervisionError
+from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import Frame
+from slurmmesh.wire.frames import STREAM, Frame
 from slurmmesh.wire.links import Link, same_user
 
 MAX_LINKS = 512
@@ -29,11 +31,15 @@ _NEWS_S = 5.0
 """How long the news of a death may come after the end of the link to its proc."""
 
 
+Over = Callable[[], "BaseException | None"]
+
+
 class Caller:
     """Sends calls and casts, and has their answers.
 
     Attributes:
         book: of the calls that went by the hosts.
+        deaths: of ranks of a mesh since a time of the loop's clock, for the text of timeouts.
 
     Args:
         driver: of the loop of the direct links, run by the threads that wait for answers.
@@ -58,6 +64,8 @@ class Caller:
         self._ask = ask
         self._places: dict[int, dict[int, Place]] = {}
         self._count = 0
+        self._deadlines = Deadlines(driver.reactor)
+        self.deaths: Callable[[int, float], Sequence[ExitCause]] = lambda mesh, since: ()
 
     def place(self, mesh: int, rank: int) -> Place:
         """The place of a rank, made when it is first asked for."""
@@ -73,27 +81,68 @@ class Caller:
         frame: Frame,
         finish: Callable[[list[Any]], Any],
         what: str,
-        over: Callable[[], BaseException | None] = lambda: None,
+        over: Over = lambda: None,
+        timeout: float | None = None,
     ) -> Future[Any]:
         """Send a CALL to its ranks.
 
         Args:
             finish: makes the future's value of the answers, in the order of the ranks.
             over: why nothing can be called there any more.
+            timeout: seconds from now after which the future fails with CallTimeout.
         """
         direct = self._direct(frame)
         if direct is not None:
             future: Future[Any] = Future(what, direct.driver)
             with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
                 _send(direct, frame, functools.partial(_settle, future, finish))
+                self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
                 return future
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
+        self._dispatch(frame, call, apart, over)
+        self._limit(
+            timeout,
+            what,
+            frame,
+            lambda: self.book.missing(call),
+            lambda error: self.book.fail(call, error),
+            future,
+        )
+        return future
+
+    def stream(
+        self, frame: Frame, what: str, over: Over = lambda: None, timeout: float | None = None
+    ) -> list[Future[Any]]:
+        """Send a CALL to its ranks; futures of the answers in the order in which they come.
+
+        An error is the answer of its rank alone. For the arguments see ``call``.
+        """
+        direct = self._direct(frame)
+        if direct is not None:
+            return [self.call(frame, lambda values: values[0], what, over, timeout)]
+        frame = replace(frame, flags=frame.flags | STREAM)
+        futures: list[Future[Any]] = [Future(what, self.book.driver) for _ in frame.ranks]
+        placed, apart = self._divide(frame)
+        call = self.book.open_stream(frame.mesh, frame.ranks, _in_order(futures), placed)
+        self._dispatch(frame, call, apart, over)
+        self._limit(
+            timeout,
+            what,
+            frame,
+            lambda: self.book.missing(call),
+            lambda error: self.book.fail(call, error),
+            futures[-1],
+        )
+        return futures
+
+    def _dispatch(self, frame: Frame, call: int, apart: dict[int, DirectLink], over: Over) -> None:
+        """Send a call that is in the book."""
         # Open first, then look: whoever ends the mesh says so first and then fails what is open.
         error = over()
         if error is not None:
             self.book.fail(call, error, frame.ranks)
-            return future
+            return
         try:
             for rank, link in apart.items():
                 self._send_apart(link, frame, call, rank)
@@ -101,7 +150,26 @@ class Caller:
         except BaseException as failed:  # an interrupt, or a frame over the limits
             self.book.fail(call, failed, frame.ranks)
             raise
-        return future
+
+    def _limit(
+        self,
+        timeout: float | None,
+        what: str,
+        frame: Frame,
+        missing: Callable[[], Sequence[int]],
+        fail: Callable[[BaseException], Any],
+        last: Future[Any],
+    ) -> None:
+        """Fail a call in ``timeout`` seconds unless its last future is done by then."""
+        if timeout is None:
+            return
+        mesh, ranks = frame.mesh, len(frame.ranks)
+        began = self.driver.reactor.clock()
+
+        def expire() -> None:
+            fail(too_late(what, timeout, missing(), ranks, self.deaths(mesh, began)))
+
+        last.add_waker(self._deadlines.add(timeout, expire).met)
 
     def cast(self, frame: Frame) -> None:
         """Send a CAST to its ranks."""
@@ -225,6 +293,7 @@ class Caller:
             self._count -= 1
             if place.link is link:
                 place.disconnect()
+                place.asked = not link.peer  # one that never came about is not tried again
         # Who hears of the death fails them with its cause, long before this.
         self.driver.reactor.call_later(_NEWS_S, lambda: link.fail_all(SupervisionError(reason)))
 
@@ -258,3 +327,17 @@ def _settle(
         future.set_result(value)
     else:
         future.set_exception(error)
+
+
+def _in_order(futures: Sequence[Future[Any]]) -> Sink:
+    """Settles one future with each answer, the first with the first that comes."""
+    waiting = collections.deque(futures)
+
+    def take(value: Any, error: BaseException | None) -> None:
+        future = waiting.popleft()
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    return take

@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from slurmmesh.errors import CallTimeout, ExitCause
 from slurmmesh.wire.reactor import Reactor, Timer
 
 _SPARE = 64
 """So many that are met may lie around before they are cleared away."""
+_NAMED = 8
+"""So many ranks or deaths are named in a text; of more, the number is."""
 
 
 class Deadline:
@@ -96,3 +99,21 @@ class Deadlines:
             if expire is not None:
                 self._reactor.guard(expire)
         self._arm()
+
+
+def too_late(
+    what: str, seconds: float, missing: Sequence[int], asked: int, deaths: Sequence[ExitCause]
+) -> CallTimeout:
+    """The error of a call that has not been answered in time.
+
+    Args:
+        missing: ranks that have not answered, of ``asked``.
+        deaths: of ranks of the mesh since the call: likely why.
+    """
+    named = ", ".join(map(str, sorted(missing)[:_NAMED]))
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    whom = f"rank{'s' if len(missing) > 1 else ''} {named}{more}"
+    text = f"{what} gave no answer within {seconds:g} s from {whom} ({len(missing)} of {asked})"
+    if deaths:
+        text += "; meanwhile " + "; ".join(death.describe() for death in deaths[:_NAMED])
+    return CallTimeout(text, ranks=tuple(sorted(missing)), seconds=seconds, deaths=tuple(deaths))

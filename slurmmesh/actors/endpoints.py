@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from slurmmesh.actors.actor import endpoint_signature, positional_counts
 from slurmmesh.actors.direct import DirectLink, Place
@@ -20,16 +21,25 @@ if TYPE_CHECKING:
 
 
 class EndpointRef:
-    """One endpoint of an actor mesh: the ways to call it."""
+    """One endpoint of an actor mesh: the ways to call it.
 
-    def __init__(self, mesh: ActorMesh, name: str) -> None:
+    All of them send at once, in the order in which they are called, whatever becomes of what they
+    return.
+
+    Raises, all of them:
+        TypeError: the arguments do not fit.
+        UsageError: the arguments cannot be sent.
+    """
+
+    def __init__(self, mesh: ActorMesh, name: str, timeout: float | None = None) -> None:
         region = mesh.region
         self._mesh = mesh
         self._name = name
+        self._timeout = timeout
         self._what = f"{mesh.name}.{name}"
         self._counts = positional_counts(mesh._cls, name)
         # The whole mesh is known to its members; only a slice must be told to them.
-        self._where = None if region == mesh._procs.whole else region.pack()
+        self._where = None if region == mesh._procs.region else region.pack()
         self._size = len(region)
         self._place: Place | None = None
         if self._size == 1:
@@ -38,7 +48,9 @@ class EndpointRef:
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call it on every rank; the future's value is a ValueMesh of the results."""
         region = self._mesh.region
-        return self._send(args, kwargs, lambda values: ValueMesh(region, values))
+        return self._send(
+            self._mesh.region.ranks, args, kwargs, lambda values: ValueMesh(region, values)
+        )
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on the only rank of the mesh; the future's value is the result.
@@ -50,47 +62,92 @@ class EndpointRef:
             raise ValueError(
                 f"call_one needs a mesh of one, {self._mesh!r} has {self._size}: slice it"
             )
-        link = self._direct(args, kwargs)
+        return self._call_rank(self._mesh.region.ranks[0], self._place, args, kwargs)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on one rank, picked at random; the future's value is the result.
+
+        The rank that the actor sees (``current_rank()``) is that in the mesh.
+        """
+        mesh = self._mesh
+        rank = mesh.region.global_rank(random.randrange(self._size))
+        place = mesh._runtime.place(mesh._procs._mesh, rank)
+        return self._call_rank(rank, place, args, kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+        """Call it on every rank; futures of the results in the order in which they come.
+
+        What one rank raises is the error of its future alone.
+        """
+        frame = self._frame(Kind.CALL, self._mesh.region.ranks, args, kwargs)
+        return iter(self._mesh._runtime.stream(frame, self._what, self._timeout))
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Call it on every rank and expect no answer."""
+        link = self._direct(self._place, args, kwargs)
+        if link is not None:
+            with contextlib.suppress(LinkClosed):
+                link.cast_plain(self._mesh._actor, self._name, args, self._where)
+                return
+        self._mesh._runtime.cast(self._frame(Kind.CAST, self._mesh.region.ranks, args, kwargs))
+
+    def rref(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Call it for a tensor that is spread over the mesh. Raises UsageError: there are none."""
+        raise UsageError(
+            f"{self._what}.rref gives a tensor spread over the mesh, and these are not built yet: "
+            "use call() and the tensors of its ValueMesh"
+        )
+
+    def options(self, *, timeout: float | None = None) -> EndpointRef:
+        """This endpoint with other ways.
+
+        Args:
+            timeout: seconds that a call may take. Then its future fails with ``CallTimeout``, which
+                names the ranks that have not answered and those that died meanwhile.
+
+        Raises UsageError for what is no number of seconds.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"a timeout is a number of seconds of at least 0, not {timeout}")
+        limit = None if timeout is None or timeout == float("inf") else float(timeout)
+        return EndpointRef(self._mesh, self._name, limit)
+
+    def _call_rank(
+        self, rank: int, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        link = None if self._timeout is not None else self._direct(place, args, kwargs)
         if link is not None:
             future: Future[Any] = Future(self._what, link.driver)
             with contextlib.suppress(LinkClosed):  # its proc is gone: the long way tells why
                 link.call_plain(self._mesh._actor, self._name, args, self._where, future)
                 return future
-        return self._send(args, kwargs, lambda values: values[0])
+        return self._send((rank,), args, kwargs, lambda values: values[0])
 
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Call it on every rank and expect no answer."""
-        link = self._direct(args, kwargs)
-        if link is not None:
-            with contextlib.suppress(LinkClosed):
-                link.cast_plain(self._mesh._actor, self._name, args, self._where)
-                return
-        self._mesh._runtime.cast(self._frame(Kind.CAST, args, kwargs))
-
-    def _direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DirectLink | None:
+    def _direct(
+        self, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> DirectLink | None:
         """The link for the short way, if this message can take it."""
-        place = self._place
         if place is None or kwargs or len(args) not in self._counts or not is_plain(args):
             return None
         return place.direct
 
     def _send(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Callable[[list[Any]], Any]
+        self,
+        ranks: Sequence[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        finish: Callable[[list[Any]], Any],
     ) -> Future[Any]:
-        return self._mesh._runtime.call(self._frame(Kind.CALL, args, kwargs), finish, self._what)
+        frame = self._frame(Kind.CALL, ranks, args, kwargs)
+        return self._mesh._runtime.call(frame, finish, self._what, self._timeout)
 
-    def _frame(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+    def _frame(
+        self, kind: Kind, ranks: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Frame:
         mesh = self._mesh
         endpoint_signature(mesh._cls, self._name).bind(None, *args, **kwargs)
         try:
             body, buffers = dumps((self._name, args, kwargs, self._where))
         except Exception as error:
             raise UsageError(f"the arguments of {self._what} cannot be sent: {error}") from error
-        return Frame(
-            kind,
-            body,
-            buffers,
-            mesh=mesh._procs._mesh,
-            actor=mesh._actor,
-            ranks=mesh.region.ranks,
-        )
+        return Frame(kind, body, buffers, mesh=mesh._procs._mesh, actor=mesh._actor, ranks=ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.failure import Failure as Failure
 from slurmmesh.shape import Region
 
@@ -53,10 +54,11 @@ class CreateActor:
 
 @dataclass(frozen=True)
 class Connect:
-    """To a host: make a direct link to this rank for me; the answer is ``Connected``."""
+    """To a host: make a direct link from a caller to this rank; it is sent ``Connected``."""
 
     mesh: int
     rank: int
+    caller: ProcessId
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,33 @@ class Connected:
     mesh: int
     rank: int
     incarnation: int
+
+
+@dataclass(frozen=True)
+class OpenDoor:
+    """To a host and on to a rank of it: listen for callers of other hosts."""
+
+    mesh: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class DoorOpened:
+    """Proc to host: the port at which it listens; 0 if it cannot."""
+
+    port: int
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a proc listens for callers of other hosts, and the certified name it has."""
+
+    mesh: int
+    rank: int
+    incarnation: int
+    address: str
+    port: int
+    identity: str
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -24,7 +25,15 @@ from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.context import Context, set_process_context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.mailbox import Mailbox
-from slurmmesh.actors.messages import Connected, ProcWelcome, StopProc, TakeLink, WriteLogs
+from slurmmesh.actors.messages import (
+    Connected,
+    DoorOpened,
+    OpenDoor,
+    ProcWelcome,
+    StopProc,
+    TakeLink,
+    WriteLogs,
+)
 from slurmmesh.actors.ports import PORTS
 from slurmmesh.actors.remote import ProcRuntime
 from slurmmesh.actors.runner import ActorRunner, Message
@@ -38,6 +47,7 @@ from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import Revoked
 from slurmmesh.wire.links import Link, cut_off, same_user
+from slurmmesh.wire.listener import Listener
 from slurmmesh.wire.reactor import Reactor, print_error, say
 
 _EARLY_S = 10.0
@@ -95,6 +105,7 @@ class _Proc:
         self._context: Context | None = None
         self._welcome: ProcWelcome | None = None
         self._runtime: ProcRuntime | None = None
+        self._door: Listener | None = None
 
     def run(self, on_welcome: Callable[[ProcWelcome], Any]) -> int:
         self._driver.reactor.call_soon(self._link.start)
@@ -155,6 +166,8 @@ class _Proc:
                 write_from(message.level)
             elif isinstance(message, TakeLink):
                 self._take_link(socket.socket(fileno=frame.fds[0]))
+            elif isinstance(message, OpenDoor):
+                self._open_door()
             elif isinstance(message, Connected):
                 assert self._runtime is not None
                 sock = socket.socket(fileno=frame.fds[0])
@@ -172,6 +185,26 @@ class _Proc:
         )
         self._seen[link] = 0
         link.start()
+
+    def _open_door(self) -> None:
+        """Be called from other hosts too, from now on."""
+        assert self._context is not None
+        credentials = self._context.credentials
+        if self._door is None and credentials is not None:
+            with contextlib.suppress(OSError):
+                self._door = Listener(
+                    self._driver.reactor,
+                    credentials,
+                    ("host", "controller"),
+                    self._context.host_address,
+                    on_open=lambda link: self._seen.setdefault(link, 0),
+                    on_frame=self._on_direct_frame,
+                    on_close=lambda link, _reason: self._seen.pop(link, None),
+                    make=functools.partial(BatchLink, driver=self._driver),
+                )
+                self._door.start()
+        port = self._door.port if self._door is not None else 0
+        self._link.post(Frame(Kind.CONTROL, dumps(DoorOpened(port))[0]))
 
     def _on_direct_frame(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, BatchLink)
@@ -205,7 +238,9 @@ class _Proc:
         )
         set_process_context(self._context)
         address = ProcessId(welcome.mesh_id, welcome.rank, welcome.incarnation)
-        self._runtime = ProcRuntime(welcome.job, address, self._driver, self._link)
+        self._runtime = ProcRuntime(
+            welcome.job, address, self._driver, self._link, welcome.credentials
+        )
         register(self._runtime)
         self._main.put(welcome)
 

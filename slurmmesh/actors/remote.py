@@ -7,6 +7,7 @@ actors is asked of the controller.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +16,17 @@ from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.messages import Connect
+from slurmmesh.actors.messages import Door
 from slurmmesh.actors.runtime import ProcEvent
 from slurmmesh.errors import LinkClosed, UsageError
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.dialing import Dialing
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Buffer, Frame, Kind
 from slurmmesh.wire.gather import unmerge
+from slurmmesh.wire.identity import Credentials, client_context, peer_name
+from slurmmesh.wire.listener import wrap
 
 
 class ProcRuntime:
@@ -31,9 +35,19 @@ class ProcRuntime:
     Args:
         job: see ``Runtime.job``.
         link: to the host.
+        credentials: with which callees on other hosts are reached.
     """
 
-    def __init__(self, job: str, address: ProcessId, driver: Driver, link: BatchLink) -> None:
+    def __init__(
+        self,
+        job: str,
+        address: ProcessId,
+        driver: Driver,
+        link: BatchLink,
+        credentials: Credentials | None,
+    ) -> None:
+        self._driver = driver
+        self._credentials = credentials
         self.job = job
         self.address = address
         self.driver: Driver | None = driver
@@ -65,8 +79,17 @@ class ProcRuntime:
 
     # -- see ``Runtime`` for what these do -----------------------------------------------------
 
-    def call(self, frame: Frame, finish: Callable[[list[Any]], Any], what: str) -> Future[Any]:
-        return self.caller.call(frame, finish, what)
+    def call(
+        self,
+        frame: Frame,
+        finish: Callable[[list[Any]], Any],
+        what: str,
+        timeout: float | None = None,
+    ) -> Future[Any]:
+        return self.caller.call(frame, finish, what, timeout=timeout)
+
+    def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
+        return self.caller.stream(frame, what, timeout=timeout)
 
     def cast(self, frame: Frame) -> None:
         self.caller.cast(frame)
@@ -122,6 +145,25 @@ class ProcRuntime:
         self._link.send(frame)
 
     def _ask_for_link(self, mesh: int, rank: int) -> bool:
-        with contextlib.suppress(LinkClosed):
-            self._link.post(Frame(Kind.CONTROL, dumps(Connect(mesh, rank))[0]))
+        def found(future: Future[Door | None]) -> None:
+            door = None if future.exception(0) else future.get(0)
+            if door is not None:
+                self._driver.reactor.call_soon(self._dial, door)
+
+        asked = self.ask("a direct link", "introduce", self.address, mesh, rank)
+        asked.add_done_callback(found)
         return True
+
+    def _dial(self, door: Door) -> None:
+        """Reach a rank of another host."""
+
+        def dialed(raw: socket.socket | None, _reason: str) -> None:
+            if raw is not None and self._credentials is not None:
+                sock = wrap(raw, client_context(self._credentials), server_side=False)
+
+                def authenticate(peer: Any) -> str:
+                    return peer_name(peer, door.identity)
+
+                self.caller.connected(door.mesh, door.rank, sock, authenticate)
+
+        Dialing(self._driver.reactor, door.address, door.port, dialed)

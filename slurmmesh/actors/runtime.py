@@ -69,8 +69,12 @@ class Runtime(Protocol):
         frame: Frame,
         finish: Callable[[list[Any]], Any],
         what: str,
+        timeout: float | None = None,
     ) -> Future[Any]:
-        """Send a frame that is answered by each of its ranks."""
+        """Send a frame that is answered by each of its ranks, in so many seconds if it is given."""
+
+    def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
+        """Send such a frame; futures of the answers in the order in which they come."""
 
     def cast(self, frame: Frame) -> None:
         """Send a frame that is not answered."""

@@ -21,12 +21,13 @@ from typing import Any
 
 from slurmmesh._version import __version__
 from slurmmesh.actors.addresses import CONTROLLER
-from slurmmesh.actors.messages import Connect, Connected, ProcWelcome, TakeLink
+from slurmmesh.actors.messages import Connect, DoorOpened, OpenDoor, ProcWelcome
 from slurmmesh.errors import LinkClosed, SetupError, SupervisionError
 from slurmmesh.hosts.asks import AskBooks
 from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
+from slurmmesh.hosts.introductions import Pairs
 from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import (
     HOSTS,
@@ -100,6 +101,7 @@ class HostAgent:
         self._forks: ForkClient | None = None
         self._workspace: Workspace | None = None
         self._passing: Passing | None = None
+        self._pairs: Pairs | None = None
         self._procs: dict[tuple[int, int], HostedProc] = {}
         self._gone: dict[tuple[int, int], ProcGone] = {}
         self._asks = AskBooks()
@@ -168,6 +170,10 @@ class HostAgent:
         body, buffers = dumps(message)
         self._post(Frame(kind, body, buffers))
 
+    def _tell_with(self, message: Any, *fds: int) -> None:
+        with contextlib.suppress(LinkClosed):
+            self._link.post(Frame(Kind.CONTROL, dumps(message)[0]), fds)
+
     def _post(self, frame: Frame) -> None:
         with contextlib.suppress(LinkClosed):
             self._link.post(frame)
@@ -189,6 +195,9 @@ class HostAgent:
             welcome.name, self._reactor.call_soon, self._post, self._forks.renew
         )
         self._errands = Errands(index_of(welcome.credentials.name) + 1, self._run_errand)
+        self._pairs = Pairs(
+            self._procs, self._tell_with, self._place.address, welcome.credentials.name
+        )
         self._passing = Passing(
             self._reactor, welcome, self._place.address, self._procs, self._gone, self._tell
         )
@@ -282,22 +291,13 @@ class HostAgent:
         for proc in self._procs.values():
             proc.send(Frame(Kind.CONTROL, body))
 
-    def _connect(self, message: Connect, caller: HostedProc | None = None) -> None:
-        """Give a proc and its caller, the controller or another proc, the two ends of a link."""
-        proc = self._procs.get((message.mesh, message.rank))
-        if proc is None:
-            return  # the controller will hear why
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError:
-            return  # out of descriptors: it works without
-        proc.hand_over(TakeLink(), theirs.detach())
-        answer = Connected(message.mesh, message.rank, proc.incarnation)
-        if caller is not None:
-            caller.hand_over(answer, ours.detach())
-            return
-        with contextlib.suppress(LinkClosed):
-            self._link.post(Frame(Kind.CONTROL, dumps(answer)[0]), (ours.detach(),))
+    def _connect(self, message: Connect) -> None:
+        assert self._pairs is not None
+        self._pairs.connect(message)
+
+    def _open_door(self, message: OpenDoor) -> None:
+        assert self._pairs is not None
+        self._pairs.open_door(message)
 
     def _stream_logs(self, message: StreamLogs) -> None:
         assert self._log is not None
@@ -330,8 +330,10 @@ class HostAgent:
         elif frame.kind in ANSWERS:
             assert self._passing is not None
             self._passing.answered(frame)
-        elif frame.kind is Kind.CONTROL and isinstance(message := loads(frame.body), Connect):
-            self._connect(message, proc)
+        elif frame.kind is Kind.CONTROL:
+            message = loads(frame.body)
+            if isinstance(message, DoorOpened) and self._pairs is not None:
+                self._pairs.door_opened(proc, message.port)
         elif frame.kind in (Kind.CALL, Kind.CAST):
             self._errands.take(proc, frame)
         elif frame.kind is Kind.ASK:
@@ -428,6 +430,7 @@ class HostAgent:
         SignalProcs: _signal,
         Revoked: _revoke,
         Connect: _connect,
+        OpenDoor: _open_door,
         StreamLogs: _stream_logs,
         LogsTaken: _logs_taken,
         Listen: _listen,

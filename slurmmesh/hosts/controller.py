@@ -20,11 +20,12 @@ from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcMesh
-from slurmmesh.actors.messages import Connect, Connected
+from slurmmesh.actors.messages import Connected, Door
 from slurmmesh.actors.ports import PORTS
 from slurmmesh.actors.runtime import ProcEvent, register
 from slurmmesh.errors import HostLost, LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.hosts.asks import Asks
+from slurmmesh.hosts.introductions import Introductions
 from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
 from slurmmesh.hosts.messages import (
@@ -43,9 +44,12 @@ from slurmmesh.hosts.syncing import Choice, SyncedWorkspace, Syncing
 from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor, Supervision
 from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.dialing import Dialing
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Buffer, Frame, Kind
-from slurmmesh.wire.identity import JobAuthority
+from slurmmesh.wire.identity import JobAuthority, client_context, peer_name
+from slurmmesh.wire.links import same_user
+from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import Reactor, in_loop_thread
 
 
@@ -92,7 +96,7 @@ class Controller:
         self.hosts = self.roster.hosts
         self.driver = Driver(Reactor(), "slurmmesh-calls")
         self.driver.start()
-        self._caller = Caller(self.driver, self._lock, self._by_hosts, self._ask_for_link)
+        self._caller = Caller(self.driver, self._lock, self._by_hosts, self._introduce)
         self._book = self._caller.book
         self.job = secrets.token_hex(8)
         self.address = CONTROLLER
@@ -104,12 +108,15 @@ class Controller:
                 "signal_procs": self.signal_procs,
                 "stream_logs": self.stream_logs,
                 "hosts_of": self.hosts_of,
+                "introduce": self._introduce_proc,
             }
         )
         register(self)
         self._life = Lifecycle(
             self._reactor, self._lock, self.roster, self._caller, self.job, self.emit
         )
+        self._caller.deaths = self._life.deaths
+        self._introductions = Introductions(self.roster, self._life.meshes, self._dial)
         self._streams = LogStreams(
             lambda mesh: self._life.meshes[mesh].name,
             lambda host, order: self.roster.tell(self.hosts[host], order),
@@ -205,14 +212,30 @@ class Controller:
 
     # -- what meshes ask for (actors.mesh.Runtime) ---------------------------------------------
 
-    def call(self, frame: Frame, finish: Callable[[list[Any]], Any], what: str) -> Future[Any]:
+    def call(
+        self,
+        frame: Frame,
+        finish: Callable[[list[Any]], Any],
+        what: str,
+        timeout: float | None = None,
+    ) -> Future[Any]:
         """See ``Runtime.call``."""
         mesh = self._mesh(frame.mesh)
         if mesh.over is not None:
             future: Future[Any] = Future(what)
             future.set_exception(mesh.over)
             return future
-        return self._caller.call(frame, finish, what, over=lambda: mesh.over)
+        return self._caller.call(frame, finish, what, lambda: mesh.over, timeout)
+
+    def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
+        """See ``Runtime.stream``."""
+        mesh = self._mesh(frame.mesh)
+        if mesh.over is not None:
+            futures: list[Future[Any]] = [Future(what) for _ in frame.ranks]
+            for future in futures:
+                future.set_exception(mesh.over)
+            return futures
+        return self._caller.stream(frame, what, lambda: mesh.over, timeout)
 
     def cast(self, frame: Frame) -> None:
         """See ``Runtime.cast``."""
@@ -313,13 +336,21 @@ class Controller:
         for link, position in self._life.post(self._life.meshes[frame.mesh], frame):
             link.wait_for_room(frame, position)
 
-    def _ask_for_link(self, mesh: int, rank: int) -> bool:
-        """Have the host of a rank make a direct link to it. With the lock held."""
-        record = self._life.meshes[mesh].ranks[rank]
-        host = self.hosts[record.host]
-        if record.gone or host.link is None or not host.link.passes_fds:
-            return False
-        return self.roster.tell(host, Connect(mesh, rank))
+    def _dial(self, mesh: int, rank: int, door: Door) -> None:
+        """Reach a rank of another host."""
+
+        def dialed(raw: socket.socket | None, _reason: str) -> None:
+            if raw is not None:
+                sock = wrap(raw, client_context(self.roster.own_credentials), server_side=False)
+                self._connected(door, sock, lambda peer: peer_name(peer, door.identity))
+
+        Dialing(self._reactor, door.address, door.port, dialed)
+
+    def _introduce(self, mesh: int, rank: int) -> bool:
+        return self._introductions.ask(mesh, rank)
+
+    def _introduce_proc(self, caller: ProcessId, mesh: int, rank: int) -> Any:
+        return self._introductions.introduce(caller, mesh, rank)
 
     def _create_for_proc(
         self,
@@ -340,13 +371,18 @@ class Controller:
         elif frame.mesh in self._life.meshes:
             self._life.post(self._life.meshes[frame.mesh], frame)
 
-    def _connected(self, message: Connected, sock: socket.socket) -> None:
+    def _connected(
+        self,
+        message: Connected | Door,
+        sock: socket.socket,
+        authenticate: Callable[[Any], str] = same_user,
+    ) -> None:
         record = self._life.meshes[message.mesh].ranks[message.rank]
         with self._lock:
             if record.gone or record.incarnation != message.incarnation:
                 sock.close()
             else:
-                self._caller.connected(message.mesh, message.rank, sock)
+                self._caller.connected(message.mesh, message.rank, sock, authenticate)
 
     # -- in the reactor's thread ---------------------------------------------------------------
 
@@ -370,9 +406,12 @@ class Controller:
                 pass
             elif isinstance(message, LogsStream):
                 self._streams.in_force(message.order)
+            elif isinstance(message, Door):
+                self._introductions.opened(host, message)
             elif isinstance(message, ProcStarted):
                 self._life.proc_started(host, message)
             elif isinstance(message, ProcGone):
+                self._introductions.forget(message.mesh, message.rank, message.incarnation)
                 self._life.proc_gone(message)
             elif isinstance(message, Connected):
                 self._connected(message, socket.socket(fileno=frame.fds[0]))

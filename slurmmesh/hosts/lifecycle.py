@@ -210,6 +210,8 @@ class Lifecycle:
         rank = cause.rank
         with self._lock:
             mesh.ranks[rank].gone = True
+            if not expected:
+                mesh.deaths.append((self._reactor.clock(), cause))
             ended = [stop for stop in mesh.stops if stop[0] == {rank}]
             mesh.stops = [(waiting - {rank}, done) for waiting, done in mesh.stops]
             mesh.stops = [stop for stop in mesh.stops if stop[0]]
@@ -233,6 +235,12 @@ class Lifecycle:
         mesh.forget_if_over()
         for _, done in ended:
             done.set_result(None)
+
+    def deaths(self, mesh: int, since: float) -> list[ExitCause]:
+        """Those of ranks of a mesh since a time of the loop's clock, the latest if many."""
+        with self._lock:
+            record = self.meshes.get(mesh)
+            return [cause for at, cause in record.deaths if at >= since] if record else []
 
     # -- what supervision decided ------------------------------------------------------------------
 

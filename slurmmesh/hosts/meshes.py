@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.runtime import ProcEvent
-from slurmmesh.errors import SupervisionError
+from slurmmesh.errors import ExitCause, SupervisionError
 from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor
 from slurmmesh.wire.frames import Frame
@@ -32,6 +33,7 @@ class MeshRecord:
     Attributes:
         created: CREATE frames in the order they were sent, with the ranks each is for.
         actors: numbers of actors to come.
+        deaths: the latest that nobody asked for, with the loop's time of each.
         over: set when the mesh was stopped or given up; raised by later calls.
         stops: futures of ``stop()`` with the ranks each still waits for.
     """
@@ -49,6 +51,7 @@ class MeshRecord:
     stops: list[tuple[set[int], Future[None]]] = field(default_factory=list)
     actors: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     over: SupervisionError | None = None
+    deaths: deque[tuple[float, ExitCause]] = field(default_factory=lambda: deque(maxlen=8))
 
     def forget_if_over(self) -> None:
         """Drop what only restarts need, once there will be none: arguments may be large."""

@@ -124,6 +124,10 @@ class HostedProc:
         """Call back once all that was sent to it has left, or never will."""
         self._link.when_sent(callback)
 
+    def say(self, message: Any) -> None:
+        """Send it a message."""
+        self.send(Frame(Kind.CONTROL, dumps(message)[0]))
+
     def hand_over(self, message: TakeLink | Connected, fd: int) -> None:
         """Give it a descriptor, which is the link's from here on."""
         with contextlib.suppress(LinkClosed):

@@ -178,7 +178,9 @@ class Relay:
         """Take what came up from a host below, or from a proc of this host itself."""
         passed = self._passed.get(frame.call)
         if passed is not None:
-            self._send_up(frame.call, passed, passed.gather.take(frame, host))
+            ups = passed.gather.take(frame, host)
+            if ups or passed.gather.done:
+                self._send_up(frame.call, passed, ups)
 
     def closed(self, frame: Frame) -> None:
         """Take a CLOSED frame from above."""

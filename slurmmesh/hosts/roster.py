@@ -21,7 +21,7 @@ from slurmmesh.hosts.rotation import log_limits
 from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import JobAuthority
+from slurmmesh.wire.identity import Credentials, JobAuthority
 from slurmmesh.wire.links import Link, cut_off
 from slurmmesh.wire.listener import Listener
 from slurmmesh.wire.reactor import Reactor, say
@@ -149,6 +149,11 @@ class Roster:
         self._listeners.append(listener)
         self._reactor.call_soon(listener.start)
         return listener.port
+
+    @functools.cached_property
+    def own_credentials(self) -> Credentials:
+        """With which the controller reaches procs of other hosts."""
+        return self.authority.issue("controller")
 
     def add_host(self, name: str, launched: Launched | None = None) -> HostRecord:
         """Note a host that is about to be started, or has been."""
@@ -302,7 +307,7 @@ class Roster:
         welcome = HostWelcome(
             name=host.name,
             job_folder=str(folder) if folder else None,
-            log=str(folder / "logs" / f"{host.name}.log") if folder else None,
+            log=self._log_of(host),
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
             cwd=os.getcwd(),
             credentials=self.authority.issue(host.identity),
@@ -335,7 +340,9 @@ class Roster:
         with self._changed:
             if host.lost is not None:
                 return
-            host.lost = HostLost(host.name, reason)
+            log = self._log_of(host) if host.ready and not self.leaving else None
+            told = f"{reason}; its log: {log}" if log else reason
+            host.lost = HostLost(host.name, told)
             host.ready = False
             self._changed.notify_all()
             if host.link is not None:
@@ -344,7 +351,10 @@ class Roster:
             self._emit("host_lost", host=host.index, name=host.name, cause=reason)
             say(f"slurmmesh: {host.lost}")
             self._revoke(host)
-        self._on_lost(host, reason)
+        self._on_lost(host, told)
+
+    def _log_of(self, host: HostRecord) -> str | None:
+        return str(self.job_folder / "logs" / f"{host.name}.log") if self.job_folder else None
 
     def _revoke(self, host: HostRecord) -> None:
         """Let no member believe what this host may still say; of hosts lost together at once."""

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from slurmmesh.wire.reactor import Reactor, in_loop_thread
+from slurmmesh.wire.reactor import Reactor
 
 TICK_S = 0.002
 """So long nobody must have run the loop before the thread in the background does."""
@@ -66,6 +66,7 @@ class Driver:
         self.reactor = reactor
         self._name = name
         self._turn = threading.RLock()  # reentrant only so that its owner can be told
+        self._main_thread = threading.main_thread().ident
         self._background_leads = False
         self._wanted = 0
         self._followers: collections.deque[_Bell] = collections.deque()
@@ -93,15 +94,8 @@ class Driver:
             timeout: in seconds.
 
         Returns:
-            whether it is done.
-
-        Raises:
-            RuntimeError: called in a callback of the loop.
+            whether it is done. Not to be called in a callback of the loop.
         """
-        if awaited.done():
-            return True
-        if in_loop_thread():
-            raise RuntimeError("a callback waits here for the thread it runs in")
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while not awaited.done():
@@ -111,7 +105,7 @@ class Driver:
                     self._lead(awaited, deadline)
                 else:
                     self._follow(awaited, deadline)
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None and not awaited.done() and time.monotonic() >= deadline:
                     break
         finally:
             self._give_back()
@@ -136,14 +130,15 @@ class Driver:
     def _lead(self, awaited: Awaited, deadline: float | None) -> None:
         reactor = self.reactor
         reactor.enter()
-        reactor.raising = threading.current_thread() is threading.main_thread()
+        reactor.raising = threading.get_ident() == self._main_thread
         awaited.add_waker(self._wake_leader)
         left: float | None = None
         try:
-            while not awaited.done() and not reactor.stopping:
+            done, turn = awaited.done, reactor.turn
+            while not done() and not reactor.stopping:
                 if deadline is not None and (left := deadline - time.monotonic()) <= 0:
                     break
-                reactor.turn(left)
+                turn(left)
         finally:
             awaited.remove_waker(self._wake_leader)
             self._give_back()
@@ -157,7 +152,8 @@ class Driver:
         self.reactor.raising = False
         self.reactor.leave()
         self._turn.release()
-        self._next_leader()
+        if self._followers:
+            self._next_leader()
 
     def _next_leader(self) -> None:
         with contextlib.suppress(IndexError):

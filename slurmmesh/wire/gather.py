@@ -205,7 +205,9 @@ class Gather:
     def _pass(self, frame: Frame) -> list[Frame]:
         """An answer of which no rank was known: it goes up now, or with others."""
         buffers = frame.buffers
-        size = len(frame.body) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        size = len(frame.body)
+        if buffers:
+            size += sum(memoryview(buffer).nbytes for buffer in buffers)
         if frame.kind is Kind.ERROR or not self._merge or size > SMALL * len(frame.ranks):
             return [frame]
         full = [] if self._merger.has_room(len(buffers)) else [self._merged()]

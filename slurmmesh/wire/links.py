@@ -86,6 +86,7 @@ class Link:
         # Bytes sent: those up to some write, and those of each write since then.
         self._progress: tuple[int, list[int]] = (0, [])
         self._posting = 0
+        self._more = True
         self._finishing = False
         self._events = 0
         self._deadline: Timer | None = None
@@ -281,7 +282,7 @@ class Link:
 
     def _readable(self) -> None:
         for _ in range(_READS_A_TURN):
-            if self.closed or not self._receive():
+            if self.closed or not self._receive() or not self._more:
                 return
         # Others get their turn. The kernel tells what is still there, but for what OpenSSL holds.
         if self._tls is not None and self._tls.pending():
@@ -299,6 +300,7 @@ class Link:
                 counts = decoder.counts
                 counts.extend(map(self._sock.recv_into, (space,)))
                 came = counts[-1] > 0
+                self._more = True
             else:
                 incoming = decoder.incoming
                 if self._is_unix:
@@ -310,6 +312,8 @@ class Link:
                         zip(map(self._sock.recv, (_CHUNK,)), *_NO_ANCILLARY, strict=False)
                     )
                 came = len(incoming[-1][0]) > 0
+                # Whether to look again at once; else the loop tells if there is more.
+                self._more = len(incoming[-1][0]) == _CHUNK
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except ssl.SSLWantWriteError:
@@ -373,17 +377,20 @@ class Link:
     def _flush(self) -> None:
         """Send as much of the queue as the socket takes. With the lock held."""
         queue = self._queue
-        with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        try:
             while True:
                 sent = self._sent
                 while queue and queue[0][0] <= sent:
-                    _close_all(queue[0][2])
+                    if queue[0][2]:
+                        _close_all(queue[0][2])
                     queue.popleft()
                 self._progress = (sent, [])
                 if not queue:
                     return
                 # Write and note in one step of the interpreter.
                 self._progress[1].extend(self._write(sent))
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return
 
     def _write(self, sent: int) -> Iterable[int]:
         """A write of what comes next, which takes place when it is asked for its count."""

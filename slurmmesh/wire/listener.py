@@ -32,6 +32,7 @@ class Listener:
         address: of this machine.
         admit: told the name of each peer that has proved it; raises IdentityError to refuse it.
         on_open, on_frame, on_close: see ``Link``.
+        make: of the links, by the arguments of ``Link``.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -48,7 +49,9 @@ class Listener:
         on_open: Callable[[Link], Any] = lambda link: None,
         on_close: Callable[[Link, str], Any] = lambda link, reason: None,
         admit: Callable[[str], Any] = lambda name: None,
+        make: Callable[..., Link] = Link,
     ) -> None:
+        self._make = make
         self._context = server_context(credentials)
         self._sock = socket.create_server((address, 0), family=family_of(address), backlog=1024)
         self._sock.setblocking(False)
@@ -87,7 +90,7 @@ class Listener:
                 self._reactor.call_later(_RETRY_S, self.start)
             return  # else: whoever it was has hung up
         try:
-            guest = Link(
+            guest = self._make(
                 self._reactor,
                 wrap(raw, self._context, server_side=True),
                 authenticate=self._authenticate,

@@ -293,13 +293,16 @@ class Sharing:
 
     def close(self) -> None:
         """The link is closed. What the peer may still use is not used again."""
+        self._lose_all()
+        self.forget()
+        self._pool.leave(self)
+
+    def _lose_all(self) -> None:
         with self._lock:
             self._closed = True
             for leases in self._lent.values():
                 for lease in leases:
                     lease.lost = True
-        self.forget()
-        self._pool.leave(self)
 
     def forget(self) -> None:
         """In a forked child: it is the parent's. What has arrived stays."""

@@ -310,6 +310,7 @@ class Pool:
     def leave(self, user: Any) -> None:
         """Not any more. When the last one has left, nothing stays idle."""
         self._users.discard(user)
+        self.settle()
         if not self._users:
             self.empty()
 
