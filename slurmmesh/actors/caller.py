@@ -98,6 +98,10 @@ class Caller:
                 _send(direct, frame, functools.partial(_settle, future, finish))
                 self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
                 return future
+        if (
+            timeout is not None
+        ):  # answers that wait for each other on the way would count as missing
+            frame = replace(frame, flags=frame.flags | STREAM)
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
         self._dispatch(frame, call, apart, over)

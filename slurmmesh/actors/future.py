@@ -10,11 +10,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from slurmmesh.errors import CallTimeout
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.reactor import in_loop_thread, print_error
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 _PENDING = object()
@@ -123,6 +126,12 @@ class Future(Generic[T]):
 
             yield from until_done(self, self._driver)
         return self.get()
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """A future of the running event loop that is done when this one is."""
+        from asyncio import ensure_future
+
+        return ensure_future(self)
 
     def _wait(self, timeout: float | None) -> None:
         if timeout is not None and not timeout >= 0:
