@@ -186,7 +186,7 @@ def test_a_lost_host_ends_its_procs_and_names_itself(hosts, tmp_path):
     os.kill(agent, signal.SIGKILL)
     with pytest.raises(ProcDied, match="its host is lost"):
         waiting.get(20)
-    with pytest.raises(HostLost, match="local1"):
+    with pytest.raises(HostLost, match=r"local1 .*; its log: .*/logs/local1\.log"):
         actors.slice(hosts=1).pid.call_one().get(20)
     wait_until(lambda: not exists(pids[1]), "the lost host's proc ends")
     assert actors.slice(hosts=0).pid.call_one().get(20) == pids[0]
