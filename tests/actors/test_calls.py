@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.wire import Frame, Kind
@@ -44,3 +46,46 @@ def test_a_call_ends_with_the_first_of_its_ranks_that_is_lost_and_others_go_on()
     assert isinstance(first.exception(0), KeyError)
     assert not second.done()
     assert not other.done()
+
+
+def test_in_a_stream_each_rank_has_its_own_answer_or_error():
+    book = CallBook()
+    told: list[tuple[object, BaseException | None]] = []
+    sink = lambda value, error: told.append((value, error))  # noqa: E731
+    call = book.open_stream(1, range(6), sink, {})
+    book.answer_ranks(call, (4, 1), "a")
+    lost, late = KeyError("lost"), KeyError("late")
+    book.fail_ranks(1, (0, 1), lost)
+    book.answer_ranks(call, (0, 1), "too late")
+    assert told == [("a", None), ("a", None), (None, lost)]
+    assert book.missing(call) == (2, 3, 5)
+    book.fail(call, lost, (3,))
+    book.fail(call, late)
+    assert told[3:] == [(None, lost), (None, late), (None, late)]
+    book.answer_ranks(call, (2,), "of a call that is over")
+    assert len(told) == 6
+    assert book.missing(call) == ()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["answer", "fail", "gone"]), st.integers(0, 3))))
+def test_whatever_comes_in_whatever_order_each_is_told_once(news):
+    book = CallBook()
+    told: list[object] = []
+    stream = book.open_stream(1, range(4), lambda value, error: told.append(error or value), {})
+    call, future = book.open(1, range(4), list, "a")
+    settled: set[int] = set()
+    for what, rank in news:
+        error = KeyError(rank)
+        for number in (stream, call):
+            if what == "answer":
+                book.answer_ranks(number, (rank,), rank)
+            elif what == "fail" and rank not in settled:
+                book.fail(number, error, (rank,))
+        if what == "gone":
+            book.fail_ranks(1, (rank,), error)
+        settled.add(rank)
+        assert len(told) == len(settled)
+    failed = any(isinstance(each, KeyError) for each in told)
+    assert future.done() == (failed or len(settled) == 4)
+    if future.done():
+        assert (future.exception(0) is not None) == failed
