@@ -1,8 +1,8 @@
 """A call to every rank of many hosts: down the tree, and to each host by itself. See README.md.
 
 Hosts are emulated: the real routes and relays of all hosts run in this process, in virtual time
-in which they work side by side. What each step takes is measured; each frame is encoded, goes
-through a socket of this machine and is decoded. Networks and TLS are not in it.
+in which they work side by side. The CPU time that each step takes is measured; each frame is
+encoded, goes through a socket of this machine and is decoded. Networks and TLS are not in it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class World:
         """A frame leaves whoever is at work."""
         data = self._wire.send(frame)
         self.messages += self._at == TOP
-        now = self._began + time.perf_counter() - self._started
+        now = self._began + time.thread_time() - self._started
         heapq.heappush(self._arriving, (now, next(self._order), self._at, target, data))
 
     def deliver(self, frame: Frame, ranks: Sequence[int], sent: Callable[[list[int]], Any]) -> None:
@@ -112,7 +112,7 @@ class World:
             self._wire.send(frame)
             answer = Frame(Kind.RESULT, b"y" * 20, (), frame.call, 1, 1, (rank,))
             data = b"".join(answer.parts())
-            now = self._began + time.perf_counter() - self._started
+            now = self._began + time.thread_time() - self._started
             entry = (now, next(self._order), self._at, self._at, data)
             heapq.heappush(self._arriving, entry)
         sent(list(ranks))
@@ -120,9 +120,9 @@ class World:
     def _step(self, node: int, at: float, work: Callable[[], Any]) -> None:
         self._at = node
         self._began = max(at, self._free_at.get(node, 0.0))
-        self._started = time.perf_counter()
+        self._started = time.thread_time()
         work()
-        took = time.perf_counter() - self._started
+        took = time.thread_time() - self._started
         self._free_at[node] = self._began + took
         self._top_busy += took if node == TOP else 0.0
 

@@ -7,6 +7,7 @@ break with any part of what is in them still arriving.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import defaultdict, deque
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmmesh.errors import LinkClosed
+from benchmarks import casting
+from slurmmesh.errors import FrameError, LinkClosed
 from slurmmesh.hosts.relay import Relay
 from slurmmesh.hosts.routes import Routes
 from slurmmesh.wire.frames import STREAM, Frame, Kind
@@ -294,6 +296,15 @@ def test_the_top_sends_and_takes_few_messages():
     assert len([pair for pair in net.pipes if pair[0] == TOP]) == 16
 
 
+def test_the_benchmark_counts_frames_that_do_not_grow_with_the_hosts(tmp_path):
+    out = tmp_path / "out.json"
+    assert casting.main(["--rounds", "1", "--hosts", "17", "40", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    frames = [row for row in rows if row["unit"] == "frames"]
+    assert [row["ours"]["median"] for row in frames] == [48, 48]
+    assert [row["peers"]["flat"]["median"] for row in frames] == [34, 80]
+
+
 def test_a_slice_touches_no_other_host():
     net = Net(64, 2, 16, random.Random(1))
     net.top.send(Frame(Kind.CALL, b"do", [b"it"], 1, 1, 0, tuple(range(20, 62))))
@@ -303,7 +314,5 @@ def test_a_slice_touches_no_other_host():
 
 @pytest.mark.parametrize("body", [b"", b"x" * 11, b"\xff" * 40])
 def test_a_merged_frame_that_is_none_is_refused(body):
-    from slurmmesh.errors import FrameError
-
     with pytest.raises(FrameError, match="does not fit"):
         list(unmerge(Frame(Kind.MERGED, body, (), ranks=(1, 2))))
