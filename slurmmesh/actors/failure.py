@@ -20,6 +20,7 @@ MAX_TEXT = 64 << 10
 MAX_PICKLED = 16 << 20
 """Bytes of an exception that travels as an object; of a larger one only the text does."""
 
+_RUNTIME = ("slurmmesh.actors.", "asyncio.")
 _HEAP_TYPE = 1 << 9  # set in the flags of a class that Python code made
 
 
@@ -27,7 +28,8 @@ _HEAP_TYPE = 1 << 9  # set in the flags of a class that Python code made
 class Failure:
     """What became of an exception that goes to another process.
 
-    The traceback is text, with causes, contexts, notes and the members of groups in it.
+    The traceback is text, with causes, contexts, notes and the members of groups in it. It begins
+    with the user's code.
 
     Attributes:
         name: of the exception's class, with its module.
@@ -63,7 +65,8 @@ class Failure:
         """Describe ``error``, whatever it does when it is printed or pickled."""
         name = _name(type(error))
         try:
-            story = traceback.TracebackException.from_exception(error, compact=True)
+            began = _outside_of_runtime(error.__traceback__)
+            story = traceback.TracebackException(type(error), error, began, compact=True)
             text, formatted = str(story), "".join(story.format())
         except Exception as trouble:
             text, formatted = f"(no text: telling it raised {_name(type(trouble))})", name
@@ -112,6 +115,15 @@ def _name(cls: type) -> str:
     if cls.__module__ in ("builtins", "__main__"):
         return cls.__qualname__
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _outside_of_runtime(began: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback from where it leaves what runs endpoints; all the same its last frame."""
+    while began is not None and began.tb_next is not None:
+        if not began.tb_frame.f_globals.get("__name__", "").startswith(_RUNTIME):
+            break
+        began = began.tb_next
+    return began
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmmesh.actors.failure import MAX_PICKLED, MAX_SUMMARY, MAX_TEXT, Failure
+from slurmmesh.actors.tasks import Tasks
 from slurmmesh.errors import ActorError, ExitCause, ProcDied, SupervisionError
 
 
@@ -169,6 +170,23 @@ def test_a_class_that_the_receiver_lacks_leaves_the_text(tmp_path: Path, monkeyp
     assert told.exception is None
     assert told.exception_type == "only_there.Own"
     assert "raised only_there.Own: no luck" in str(told)
+
+
+def test_a_traceback_begins_with_the_user_s_code():
+    async def own() -> None:
+        raise ValueError("inside")
+
+    for coroutine in (own(), None):  # the second fails in the runtime: its last frame is left
+        tasks = Tasks()
+        try:
+            tasks.finish(coroutine)  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            error.__traceback__ = error.__traceback__.tb_next  # without this test's own frame
+            told = Failure.of(error, actor="a", rank=0, host="h")
+        finally:
+            tasks.close()
+        assert told.formatted.count("File ") == 1
+        assert coroutine is None or "in own" in told.formatted
 
 
 def test_causes_contexts_and_notes_are_told():
