@@ -75,9 +75,17 @@ def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
     made.stop()
 
 
-@pytest.fixture
-def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
+@pytest.fixture(scope="module")
+def procs(hosts: sm.HostMesh, link_up) -> sm.ProcMesh:
     made = hosts.spawn_procs({"gpus": 2}, name="members")
+    link_up(made.spawn("first", Member), "counted")
+    return made
+
+
+@pytest.fixture
+def mortal(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
+    """For tests that kill."""
+    made = hosts.spawn_procs({"gpus": 2}, name="mortal")
     yield made
     made.stop(grace_s=1).get(60)
 
@@ -168,11 +176,12 @@ def test_an_error_in_a_stream_is_that_of_its_rank(members):
     assert (error.rank, error.host) == (1, "local0")
 
 
-def test_a_death_in_a_stream_is_that_of_its_rank(members, procs, tmp_path: Path):
+def test_a_death_in_a_stream_is_that_of_its_rank(mortal, tmp_path: Path):
+    members = mortal.spawn("members", Member)
     gate = tmp_path / "gate"
     members.pid.call().get(60)
     stream = list(members.wait_for.stream(str(gate)))
-    procs.send_signal(signal.SIGKILL, rank=3)
+    mortal.send_signal(signal.SIGKILL, rank=3)
     assert isinstance(stream[0].exception(60), ProcDied)
     gate.touch()
     assert sorted(future.get(60) for future in stream[1:]) == [0, 1, 2]
@@ -244,17 +253,19 @@ def test_a_deadline_that_is_met_does_nothing(members):
             members.rank.options(timeout=bad)
 
 
-def test_a_late_call_tells_who_died_and_a_dead_rank_is_no_timeout(members, procs, tmp_path: Path):
+@pytest.mark.slow
+def test_a_late_call_tells_who_died_and_a_dead_rank_is_no_timeout(mortal, tmp_path: Path):
+    members = mortal.spawn("members", Member)
     gate = tmp_path / "gate"
     members.pid.call().get(60)
     part = members.slice(hosts=0).wait_for.options(timeout=2).call(str(gate))
     dead = members.wait_for.options(timeout=60).call(str(gate))
-    procs.send_signal(signal.SIGKILL, rank=3)
+    mortal.send_signal(signal.SIGKILL, rank=3)
     assert isinstance(dead.exception(60), ProcDied)
     error = part.exception(60)
     assert isinstance(error, CallTimeout)
     assert [death.rank for death in error.deaths] == [3]
-    assert "rank 3 of 'members' on local1" in str(error)
+    assert "rank 3 of 'mortal' on local1" in str(error)
     assert "killed by SIGKILL" in str(error)
     gate.touch()
 

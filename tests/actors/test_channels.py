@@ -77,11 +77,19 @@ def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
     made.stop()
 
 
-@pytest.fixture
-def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
+@pytest.fixture(scope="module")
+def procs(hosts: sm.HostMesh, link_up) -> sm.ProcMesh:
     made = hosts.spawn_procs({"gpus": 2}, name="nodes")
+    link_up(made.spawn("first", Node), "own_port")
+    return made
+
+
+@pytest.fixture
+def mortal(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
+    """For tests that kill."""
+    made = hosts.spawn_procs({"gpus": 2}, name="mortal")
     yield made
-    made.stop().get(60)
+    made.stop(grace_s=1).get(60)
 
 
 @pytest.fixture
@@ -156,11 +164,12 @@ def test_a_response_port_is_answered_by_another_actor(nodes, there):
     assert "takes one message" in str(error)
 
 
-def test_what_is_sent_to_the_dead_is_dropped(nodes, procs):
+def test_what_is_sent_to_the_dead_is_dropped(mortal):
+    nodes = mortal.spawn("nodes", Node)
     one = nodes.slice(hosts=0, gpus=1)
     port = one.own_port.call_one().get(60)
     waiting = one.receive.call_one()
-    procs.send_signal(signal.SIGKILL, rank=1)
+    mortal.send_signal(signal.SIGKILL, rank=1)
     assert isinstance(waiting.exception(60), ProcDied)
     port.send("to nobody")
     nodes.slice(hosts=1).send.call(port, "to nobody").get(60)

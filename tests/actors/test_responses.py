@@ -140,11 +140,11 @@ def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
     made.stop()
 
 
-@pytest.fixture
-def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
+@pytest.fixture(scope="module")
+def procs(hosts: sm.HostMesh, link_up) -> sm.ProcMesh:
     made = hosts.spawn_procs({"gpus": 2}, name="responses")
-    yield made
-    made.stop().get(60)
+    link_up(made.spawn("first", Answering), "logged")
+    return made
 
 
 @pytest.fixture
@@ -225,6 +225,16 @@ def test_concurrent_endpoints_let_later_messages_in(beside):
         [(name, 0), (name, 1)] for name in "abc"
     ]
     assert on_port.get(60).values() == ["d", "d"]
+
+
+def test_the_first_actor_of_a_proc_runs_them_on_the_main_thread(hosts):
+    procs = hosts.spawn_procs(name="main")
+    beside = procs.spawn("beside", Beside)
+    waiting = beside.wait.call("a")
+    assert beside.sleep.call(0.01).get(60).values() == ["slept"]
+    assert beside.open.call().get(60).values() == [1]
+    assert waiting.get(60).values() == [("a", 0)]
+    procs.stop().get(60)
 
 
 def test_tasks_go_on_while_no_message_comes_and_while_many_do(beside):
