@@ -168,9 +168,17 @@ def test_each_case_can_be_measured_and_its_rows_have_names_of_their_own():
 
 
 def test_quick_measures_the_same_with_fewer_samples():
-    for whole, quick in zip(cases(quick=False), cases(quick=True), strict=True):
-        assert quick.metrics.keys() == whole.metrics.keys()
-        assert 1 <= quick.options.get("count", 1) <= whole.options.get("count", 1)
+    def counts(quick):
+        return {
+            metric.name: case.options.get("count", 1)
+            for case in cases(quick)
+            for metric in case.metrics.values()
+        }
+
+    whole, quick = counts(quick=False), counts(quick=True)
+    assert whole.keys() - quick.keys() == {"tensor argument 512 MiB", "tensor result 512 MiB"}
+    assert all(1 <= quick[name] <= whole[name] for name in quick)
+    assert sum(quick.values()) < sum(whole.values()) / 8
 
 
 def test_a_peer_is_measured_only_over_the_transports_it_has():

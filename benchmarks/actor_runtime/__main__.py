@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ class Failed(Exception):
 def _measure(peer: Peer, case: Case) -> Samples:
     """In a fresh process, of which nothing is left afterwards.
 
-    Raises Failed if it does not come to an end, or not to a good one.
+    Raises Failed if it gives no samples; if it only does not end well after them, that is told.
     """
     with tempfile.TemporaryDirectory(prefix="sm-bench-") as name:
         path = Path(name, "samples.json")
@@ -56,9 +57,16 @@ def _measure(peer: Peer, case: Case) -> Samples:
             if process.returncode != 0:
                 said.seek(0)
                 lines = [line.strip() for line in said if line.strip()]
-                raise Failed("; ".join([how, *lines[-_LAST_WORDS:]]))
+                how = "; ".join([how, *lines[-_LAST_WORDS:]])
+                if not path.exists():
+                    raise Failed(how)
+                _tell(f"{peer.name} has been measured at {case.title}, but then {how}")
         found: Samples = json.loads(path.read_text(encoding="utf-8"))
         return found
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _environment(temporary: str) -> dict[str, str]:
@@ -95,7 +103,7 @@ class Benchmark:
             except Failed as error:
                 failed.add(peer.name)
                 self.failures.append(f"{peer.name} failed at {case.title}")
-                print(f"{self.failures[-1]}: {error}", file=sys.stderr)
+                _tell(f"{self.failures[-1]}: {error}")
                 return {}
 
         ways = {
@@ -157,12 +165,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
     missing = [name for name in asked if not ALL[name].version]
     for name in missing:
-        print(f"{name} is not installed: measured without it", file=sys.stderr)
+        _tell(f"{name} is not installed: measured without it")
     peers = [OURS, *(ALL[name] for name in asked if name not in missing)]
     known = [f"{peer.distribution} {peer.version}" for peer in peers if peer.distribution]
     known += [f"{name} is not installed" for name in missing]
     before = results.load()
     become_subreaper()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     benchmark = Benchmark(peers, options.rounds)
     where = ""
     for case in cases(options.quick):

@@ -250,7 +250,7 @@ class Session:
             os.waitpid(pid, 0)
 
     def close(self) -> None:
-        """All ended with the procs."""
+        """The children see that this process is gone."""
 
 
 def _send_batches(stream: Stream, messages: list[bytes]) -> None:

@@ -23,6 +23,8 @@ _SETTLE_S = 2.0
 _LATE_S = 60.0
 _POLL_S = 0.0005
 
+_opened: list[Session] = []
+
 
 def _seconds(action: Callable[[], object], count: int = 1) -> list[float]:
     found = []
@@ -38,8 +40,14 @@ def _warm(action: Callable[[], object], count: int) -> None:
         action()
 
 
+def _open(load: type[Session], transport: str = "unix") -> Session:
+    session = load(transport)
+    _opened.append(session)
+    return session
+
+
 def _ready(peer: Peer, procs: int = 1, transport: str = "unix", torch: bool = False) -> Session:
-    session = peer.load()(transport)
+    session = _open(peer.load(), transport)
     session.spawn(procs, torch)
     return session
 
@@ -58,13 +66,11 @@ def spawn(peer: Peer, procs: int) -> Samples:
     """From a program that has imported all to an answer of each actor, then the like again."""
     load = peer.load()
     started = time.perf_counter()
-    session = load("unix")
+    session = _open(load)
     session.spawn(procs, False)
     first = time.perf_counter() - started
     session.stop()
     again = _seconds(lambda: session.spawn(procs, False))
-    session.stop()
-    session.close()
     return {"first": [first], "again": again}
 
 
@@ -82,7 +88,6 @@ def stop(peer: Peer, procs: int) -> Samples:
             time.sleep(_POLL_S)
 
     found = _seconds(stop_all)
-    session.close()
     return {"": found}
 
 
@@ -107,8 +112,6 @@ def round_trip(peer: Peer, caller: str, transport: str, count: int) -> Samples:
     else:
         _warm(session.call_one, _WARM)
         found = _seconds(session.call_one, count)
-    session.stop()
-    session.close()
     return {"": found}
 
 
@@ -121,8 +124,6 @@ def pipelined(peer: Peer, actors: int, outstanding: int, count: int) -> Samples:
 
     _warm(burst, 1)
     found = _seconds(burst, count)
-    session.stop()
-    session.close()
     return {"": [outstanding / each for each in found]}
 
 
@@ -135,8 +136,6 @@ def broadcast(peer: Peer, messages: int, count: int) -> Samples:
 
     _warm(cast, 1)
     found = _seconds(cast, count)
-    session.stop()
-    session.close()
     return {"": [messages / each for each in found]}
 
 
@@ -145,8 +144,6 @@ def call_all(peer: Peer, procs: int, count: int) -> Samples:
     session = _ready(peer, procs)
     _warm(session.call_all, 10)
     found = _seconds(session.call_all, count)
-    session.stop()
-    session.close()
     return {"": found}
 
 
@@ -167,8 +164,6 @@ def tensor(peer: Peer, mib: int, transport: str, count: int) -> Samples:
     for key, action in {"argument": send, "result": fetch}.items():
         _warm(action, 2)
         found[key] = [(mib << 20) / each / 1e9 for each in _seconds(action, count)]
-    session.stop()
-    session.close()
     return found
 
 
@@ -182,8 +177,6 @@ def error(peer: Peer, count: int) -> Samples:
 
     _warm(fail, 10)
     found = _seconds(fail, count)
-    session.stop()
-    session.close()
     return {"": found}
 
 
@@ -204,16 +197,16 @@ def idle(peer: Peer, procs: int, torch: bool, seconds: float) -> Samples:
         "cpu": [(after[0] - before[0]) / seconds],
         "program cpu": [(after[1] - before[1]) / seconds],
     }
-    session.stop()
-    session.close()
     return found
 
 
 def main() -> None:
-    """Measure and write the samples as JSON."""
+    """Measure and write the samples as JSON; only then end what has been measured."""
     name, measure, options, path = sys.argv[1:]
     found = globals()[measure](ALL[name], **json.loads(options))
     Path(path).write_text(json.dumps(found), encoding="utf-8")
+    for session in _opened:
+        session.close()
 
 
 if __name__ == "__main__":

@@ -120,6 +120,7 @@ class DialledHost:
 
     def __init__(self) -> None:
         from slurmmesh.hosts.controller import Controller
+        from slurmmesh.hosts.local import LocalAgent
         from slurmmesh.shape import Extent, Region
 
         self._folder = tempfile.TemporaryDirectory(prefix="slurmmesh-benchmark-")
@@ -130,6 +131,7 @@ class DialledHost:
         port = controller.roster.listen("127.0.0.1")
         command = [sys.executable, "-c", _DIAL, str(port), str(identity)]
         self._agent = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        record.launched = LocalAgent(self._agent)
         controller.roster.wait_ready([record], 60)
         region = Region.from_ranks(Extent.of({"hosts": 1}), [record.index])
         self.hosts = HostMesh(controller, region)

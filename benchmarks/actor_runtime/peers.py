@@ -57,7 +57,7 @@ class Session(Protocol):
         """End the procs in order."""
 
     def close(self) -> None:
-        """End what making the session started."""
+        """End all that it started, the procs too."""
 
 
 @dataclass(frozen=True)
