@@ -29,6 +29,10 @@ MAX_LINKS = 512
 """So many direct links a process keeps as a caller; to further ranks it speaks by the hosts."""
 _NEWS_S = 5.0
 """How long the news of a death may come after the end of the link to its proc."""
+_ASK_AGAIN_S = 5.0
+"""A direct link that was asked for and has not come for so long is asked for again."""
+_UNREACHABLE_S = 60.0
+"""The same for one that came and did not get as far as to be used."""
 
 
 Over = Callable[[], "BaseException | None"]
@@ -40,6 +44,8 @@ class Caller:
     Attributes:
         book: of the calls that went by the hosts.
         deaths: of ranks of a mesh since a time of the loop's clock, for the text of timeouts.
+        on_broken: told a mesh, a rank and its incarnation when the link to it broke while it owed
+            answers. For those who do not hear of deaths by themselves; see ``explain``.
 
     Args:
         driver: of the loop of the direct links, run by the threads that wait for answers.
@@ -63,9 +69,11 @@ class Caller:
         self._by_hosts = by_hosts
         self._ask = ask
         self._places: dict[int, dict[int, Place]] = {}
+        self._broken: dict[tuple[int, int], list[DirectLink]] = {}
         self._count = 0
         self._deadlines = Deadlines(driver.reactor)
         self.deaths: Callable[[int, float], Sequence[ExitCause]] = lambda mesh, since: ()
+        self.on_broken: Callable[[int, int, int], Any] = lambda mesh, rank, incarnation: None
 
     def place(self, mesh: int, rank: int) -> Place:
         """The place of a rank, made when it is first asked for."""
@@ -193,6 +201,7 @@ class Caller:
         self,
         mesh: int,
         rank: int,
+        incarnation: int,
         sock: socket.socket,
         authenticate: Callable[[socket.socket], str] = same_user,
         hello: Frame | None = None,
@@ -218,7 +227,7 @@ class Caller:
                     place.connect(link)
 
         def down(link: DirectLink, reason: str) -> None:
-            self._down(place, link, f"the link to rank {rank} broke: {reason}")
+            self._down(place, mesh, rank, incarnation, link, reason)
 
         link = DirectLink(self.driver, sock, authenticate, on_down=down, on_up=up)
         place.link = link
@@ -234,6 +243,7 @@ class Caller:
             place = self._places.get(mesh, {}).get(rank)
             link = place.disconnect() if place is not None else None
         self.book.fail_ranks(mesh, (rank,), error, but)
+        self.explain(mesh, rank, error)
         if link is None:
             return
 
@@ -243,6 +253,13 @@ class Caller:
             link.close()
 
         self.driver.reactor.call_soon(end)
+
+    def explain(self, mesh: int, rank: int, error: BaseException) -> None:
+        """Why links to a rank broke: calls that they owe answers to fail."""
+        with self._lock:
+            links = self._broken.pop((mesh, rank), ())
+        for link in links:
+            self.driver.reactor.call_soon(link.fail_all, error)
 
     def _direct(self, frame: Frame) -> DirectLink | None:
         return self.place(frame.mesh, frame.ranks[0]).direct if len(frame.ranks) == 1 else None
@@ -274,8 +291,11 @@ class Caller:
                     placed[rank] = place
             if len(frame.ranks) == 1 and placed:
                 (place,) = placed.values()
-                if not place.asked and self._count < MAX_LINKS:
-                    place.asked = self._ask(frame.mesh, frame.ranks[0])
+                now = self.driver.reactor.clock()
+                if now >= place.ask_at and self._count < MAX_LINKS:
+                    place.ask_at = now + _ASK_AGAIN_S
+                    if not self._ask(frame.mesh, frame.ranks[0]):
+                        place.ask_at = 0.0
         return placed, apart
 
     def _send_apart(self, link: DirectLink, frame: Frame, call: int, rank: int) -> None:
@@ -292,14 +312,29 @@ class Caller:
         except LinkClosed as error:
             self.book.fail(call, SupervisionError(str(error)), (rank,))
 
-    def _down(self, place: Place, link: DirectLink, reason: str) -> None:
+    def _down(
+        self, place: Place, mesh: int, rank: int, incarnation: int, link: DirectLink, reason: str
+    ) -> None:
+        """A direct link is closed. If its rank died, the news of it says how, and comes soon."""
         with self._lock:
             self._count -= 1
             if place.link is link:
                 place.disconnect()
-                place.asked = not link.peer  # one that never came about is not tried again
-        # Who hears of the death fails them with its cause, long before this.
-        self.driver.reactor.call_later(_NEWS_S, lambda: link.fail_all(SupervisionError(reason)))
+                if not link.peer:
+                    place.ask_at = self.driver.reactor.clock() + _UNREACHABLE_S
+            if link.is_quiet:
+                return
+            self._broken.setdefault((mesh, rank), []).append(link)
+        error = SupervisionError(f"the link to rank {rank} broke: {reason}")
+        self.driver.reactor.call_later(_NEWS_S, lambda: self._no_news(mesh, rank, link, error))
+        self.on_broken(mesh, rank, incarnation)
+
+    def _no_news(self, mesh: int, rank: int, link: DirectLink, error: SupervisionError) -> None:
+        with self._lock:
+            links = [each for each in self._broken.pop((mesh, rank), ()) if each is not link]
+            if links:
+                self._broken[mesh, rank] = links
+        link.fail_all(error)
 
 
 def _send(link: DirectLink, frame: Frame, sink: Sink | None) -> None:

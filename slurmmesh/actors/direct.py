@@ -165,16 +165,16 @@ class Place:
     Attributes:
         direct: the link to use now; None: by the hosts.
         link: the direct link there is, whether it may be used now or not.
-        asked: a direct link was asked for.
+        ask_at: time of the loop's clock before which no direct link is asked for.
         under_way: messages by the hosts that are not known to have arrived.
     """
 
-    __slots__ = ("asked", "direct", "link", "under_way")
+    __slots__ = ("ask_at", "direct", "link", "under_way")
 
     def __init__(self) -> None:
         self.direct: DirectLink | None = None
         self.link: DirectLink | None = None
-        self.asked = False
+        self.ask_at = 0.0
         self.under_way = 0
 
     def connect(self, link: DirectLink) -> None:
@@ -185,7 +185,7 @@ class Place:
 
     def disconnect(self) -> DirectLink | None:
         """The direct link, if there was one, is of no use any more."""
-        link, self.link, self.direct, self.asked = self.link, None, None, False
+        link, self.link, self.direct, self.ask_at = self.link, None, None, 0.0
         return link
 
     def depart(self) -> None:

@@ -171,7 +171,9 @@ class _Proc:
             elif isinstance(message, Connected):
                 assert self._runtime is not None
                 sock = socket.socket(fileno=frame.fds[0])
-                self._runtime.caller.connected(message.mesh, message.rank, sock)
+                self._runtime.caller.connected(
+                    message.mesh, message.rank, message.incarnation, sock
+                )
 
     def _take_link(self, sock: socket.socket) -> None:
         """Be called over a link of its own from now on."""

@@ -18,7 +18,7 @@ from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.messages import Door
 from slurmmesh.actors.runtime import ProcEvent
-from slurmmesh.errors import LinkClosed, UsageError
+from slurmmesh.errors import LinkClosed, SupervisionError, UsageError
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.dialing import Dialing
@@ -55,6 +55,7 @@ class ProcRuntime:
         self.caller = Caller(
             driver, threading.RLock(), self._by_hosts, self._ask_for_link, answers_by=driver
         )
+        self.caller.on_broken = self._ask_for_end
 
     def ask(self, what: str, operation: str, *args: Any) -> Future[Any]:
         """Have the controller carry out an operation (``hosts/asks.py``); the answer to come."""
@@ -154,6 +155,16 @@ class ProcRuntime:
         asked.add_done_callback(found)
         return True
 
+    def _ask_for_end(self, mesh: int, rank: int, incarnation: int) -> None:
+        """The link to a rank broke: did it die, and how?"""
+
+        def told(future: Future[SupervisionError | None]) -> None:
+            error = future.exception(0) or future.get(0)
+            if error is not None:
+                self.caller.explain(mesh, rank, error)
+
+        self.ask("the end of a rank", "end_of", mesh, rank, incarnation).add_done_callback(told)
+
     def _dial(self, door: Door) -> None:
         """Reach a rank of another host."""
 
@@ -164,6 +175,6 @@ class ProcRuntime:
                 def authenticate(peer: Any) -> str:
                     return peer_name(peer, door.identity)
 
-                self.caller.connected(door.mesh, door.rank, sock, authenticate)
+                self.caller.connected(door.mesh, door.rank, door.incarnation, sock, authenticate)
 
         Dialing(self._driver.reactor, door.address, door.port, dialed)

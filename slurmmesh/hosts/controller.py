@@ -109,6 +109,7 @@ class Controller:
                 "stream_logs": self.stream_logs,
                 "hosts_of": self.hosts_of,
                 "introduce": self._introduce_proc,
+                "end_of": self._end_of,
             }
         )
         register(self)
@@ -352,6 +353,9 @@ class Controller:
     def _introduce_proc(self, caller: ProcessId, mesh: int, rank: int) -> Any:
         return self._introductions.introduce(caller, mesh, rank)
 
+    def _end_of(self, mesh: int, rank: int, incarnation: int) -> Any:
+        return self._life.end_of(mesh, rank, incarnation)
+
     def _create_for_proc(
         self,
         mesh: int,
@@ -382,7 +386,9 @@ class Controller:
             if record.gone or record.incarnation != message.incarnation:
                 sock.close()
             else:
-                self._caller.connected(message.mesh, message.rank, sock, authenticate)
+                self._caller.connected(
+                    message.mesh, message.rank, message.incarnation, sock, authenticate
+                )
 
     # -- in the reactor's thread ---------------------------------------------------------------
 

@@ -209,7 +209,8 @@ class Lifecycle:
         """Tell everyone that a rank is gone: who waits for it, the log, subscribers, stops."""
         rank = cause.rank
         with self._lock:
-            mesh.ranks[rank].gone = True
+            record = mesh.ranks[rank]
+            record.gone = True
             if not expected:
                 mesh.deaths.append((self._reactor.clock(), cause))
             ended = [stop for stop in mesh.stops if stop[0] == {rank}]
@@ -217,7 +218,9 @@ class Lifecycle:
             mesh.stops = [stop for stop in mesh.stops if stop[0]]
         # What came down the tree the rank's host answers, behind what the rank itself still said.
         by_tree = () if cause.kind == "host_lost" else self.casting.tree
-        self._caller.lost(mesh.id, rank, mesh.over or ProcDied(cause), by_tree)
+        error = mesh.over or ProcDied(cause)
+        self._caller.lost(mesh.id, rank, error, by_tree)
+        record.end.set_result(error)
         self._emit(
             "proc_exited",
             t=at,
@@ -235,6 +238,12 @@ class Lifecycle:
         mesh.forget_if_over()
         for _, done in ended:
             done.set_result(None)
+
+    def end_of(self, mesh: int, rank: int, incarnation: int) -> Any:
+        """What those are told who waited for an incarnation of a rank; a future while it runs."""
+        with self._lock:
+            record = self.meshes[mesh].ranks[rank]
+            return record.end if incarnation >= record.incarnation else record.end_before
 
     def deaths(self, mesh: int, since: float) -> list[ExitCause]:
         """Those of ranks of a mesh since a time of the loop's clock, the latest if many."""
@@ -273,7 +282,9 @@ class Lifecycle:
             if mesh.over is not None:
                 return  # stopped since this was decided
             for rank in action.ranks:
-                mesh.ranks[rank] = RankRecord(mesh.ranks[rank].host, 0, action.incarnation)
+                before = mesh.ranks[rank]
+                end = before.end.get(0) if before.end.done() else None
+                mesh.ranks[rank] = RankRecord(before.host, 0, action.incarnation, end_before=end)
             self.start(mesh, action.ranks, action.incarnation)
             built = [
                 (rank, self.create(mesh, frame, what, [rank]))

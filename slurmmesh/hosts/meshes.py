@@ -18,12 +18,19 @@ from slurmmesh.wire.frames import Frame
 
 @dataclass
 class RankRecord:
-    """One rank: where it runs and whether it does."""
+    """One rank: where it runs and whether it does.
+
+    Attributes:
+        end: to be settled, when it ends, with the error of those who waited for it.
+        end_before: how it ended before it was started again.
+    """
 
     host: int
     pid: int = 0
     incarnation: int = 0
     gone: bool = False
+    end: Future[SupervisionError] = field(default_factory=lambda: Future("the end of a rank"))
+    end_before: SupervisionError | None = None
 
 
 @dataclass

@@ -191,7 +191,12 @@ class ProcStarted:
 
 @dataclass(frozen=True)
 class ProcGone:
-    """Host to controller: a proc ended, or could not be started. All it sent came before this."""
+    """Host to controller: a proc ended, or could not be started. All it sent came before this.
+
+    Attributes:
+        expected: it was ended on purpose.
+        stopped: it was told to stop, and is not started again.
+    """
 
     mesh: int
     rank: int
@@ -199,6 +204,7 @@ class ProcGone:
     cause: ExitCause
     expected: bool
     at: float
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurmmesh.actors.failure import Failure
-from slurmmesh.errors import ProcDied, SupervisionError
+from slurmmesh.errors import MeshStopped, ProcDied, SupervisionError
 from slurmmesh.hosts.messages import HostWelcome, ProcGone, SpawnProcs
 from slurmmesh.hosts.neighbours import Neighbours, index_of
 from slurmmesh.hosts.procs import HostedProc
@@ -98,7 +98,10 @@ class Passing:
     def refuse(self, frame: Frame, rank: int) -> Frame:
         """See ``Own.refuse``."""
         error: Exception
-        if gone := self._gone.get((frame.mesh, rank)):
+        gone = self._gone.get((frame.mesh, rank))
+        if gone is not None and gone.stopped:
+            error = MeshStopped(f"rank {rank} of {gone.cause.mesh!r} was stopped")
+        elif gone is not None:
             error = ProcDied(gone.cause)
         else:
             error = SupervisionError(f"rank {rank} was never started on {self._name}")

@@ -50,6 +50,7 @@ class HostedProc:
         self.incarnation = spawn.incarnation
         self.pid = 0
         self.expected = False
+        self._stopped = False
         self._doomed = False
         self._term_explained = False
         self._host = host
@@ -142,7 +143,7 @@ class HostedProc:
 
     def stop(self, grace_s: float) -> None:
         """End it in order; kill it after ``grace_s`` seconds."""
-        self.expected = True
+        self.expected = self._stopped = True
         self.send(Frame(Kind.CONTROL, dumps(StopProc())[0]))
         if self._grace is None:
             self._grace = self._reactor.call_later(grace_s, self.kill)
@@ -209,7 +210,13 @@ class HostedProc:
             kind=kind,
         )
         gone = ProcGone(
-            self.mesh, self.rank, self.incarnation, cause, self.expected, at or time.time()
+            self.mesh,
+            self.rank,
+            self.incarnation,
+            cause,
+            self.expected,
+            at or time.time(),
+            self._stopped,
         )
         self._on_gone(self, gone)
 
