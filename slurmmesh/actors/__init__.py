@@ -13,6 +13,7 @@ from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ActorMesh, ProcMesh
 from slurmmesh.actors.ports import Channel, Port, PortReceiver, RankedPortReceiver
 from slurmmesh.actors.runtime import ProcEvent
+from slurmmesh.actors.supervising import MeshFailure
 
 __all__ = [
     "Accumulator",
@@ -21,6 +22,7 @@ __all__ = [
     "Channel",
     "Context",
     "Future",
+    "MeshFailure",
     "Port",
     "PortReceiver",
     "ProcEvent",

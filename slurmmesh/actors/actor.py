@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from slurmmesh.actors.supervising import MeshFailure
 from slurmmesh.errors import UsageError
 
 _MARK = "__slurmmesh_endpoint__"
@@ -36,6 +37,14 @@ class Actor:
     Each member of an actor mesh is one instance in one proc. It handles one message at a time,
     in the order each sender sent them. A class may mix sync and async endpoints.
     """
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """Runs when ranks of a mesh that this actor spawned have failed. Override at will.
+
+        True: the matter is dealt with. Otherwise, or if it raises, this actor fails as well, and
+        its own owner is told. It runs between two messages, before those that wait.
+        """
+        return False
 
     def __cleanup__(self, error: BaseException | None) -> None:
         """Runs when the actor is stopped; ``error`` is what ended it, or None. Override at will."""

@@ -136,17 +136,19 @@ class CallBook:
         finish: Callable[[list[Any]], Any],
         what: str,
         places: Mapping[int, Place] | None = None,
+        future: Future[Any] | None = None,
     ) -> tuple[int, Future[Any]]:
         """Note a call before it is sent.
 
         Args:
             finish: makes the future's value of the list of answers, ordered as ``ranks``.
             places: of ranks whose place is told when the call is known to have arrived.
+            future: to be settled; None: a new one.
 
         Returns:
             the call's id and its future.
         """
-        future: Future[Any] = Future(what, self.driver)
+        future = future or Future(what, self.driver)
         call = self._note(_OpenCall(mesh, ranks, places or {}, future, finish))
         return call, future
 

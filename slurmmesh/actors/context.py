@@ -23,10 +23,12 @@ class ActorInstance:
     Attributes:
         name: that it was spawned with; empty outside of an actor.
         rank: its place in the mesh as it was spawned, whatever slice was called.
+        number: of the actor within its proc mesh; 0 outside of an actor.
     """
 
     name: str = ""
     rank: Point = _NOWHERE
+    number: int = 0
 
 
 @dataclass(frozen=True)

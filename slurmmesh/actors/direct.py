@@ -6,6 +6,7 @@ is one, and by the hosts otherwise; never over both at a time, so that they keep
 
 from __future__ import annotations
 
+import pickle
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,7 @@ class DirectLink(BatchLink):
             authenticate=authenticate,
             on_open=on_up,
             on_frame=self._answered,
+            on_batch=self._all_answered,
             on_close=lambda _link, reason: on_down(self, reason),
         )
         self.driver = driver
@@ -111,21 +113,28 @@ class DirectLink(BatchLink):
             else:
                 waiting(None, error)
 
+    def _all_answered(self, _link: DirectLink, kind: Kind, body: bytes) -> None:
+        if kind is not Kind.RESULTS:
+            return
+        opened = self._open
+        number = 0
+        for number, value in pickle.loads(body):
+            waiting = opened.get(number)
+            if waiting is None:
+                continue
+            if type(waiting) is Future:
+                waiting.set_result(value)
+            else:
+                waiting(value, None)  # type: ignore[operator]
+            opened.pop(number, None)
+        if number > self._last_answer:
+            self._last_answer = number
+
     def _answered(self, _link: Link, frame: Frame) -> None:
         # May come twice, see Link: what is settled already stays as it is.
         waiting: Future[Any] | Sink | None
         if frame.kind is Kind.RESULTS:
-            opened = self._open
-            for number, value in loads(frame.body):
-                waiting = opened.get(number)
-                if waiting is None:
-                    continue
-                if type(waiting) is Future:
-                    waiting.set_result(value)
-                else:
-                    waiting(value, None)  # type: ignore[operator]
-                opened.pop(number, None)
-            self._last_answer = max(self._last_answer, number)
+            self._all_answered(self, frame.kind, bytes(frame.body))
         elif frame.kind in (Kind.RESULT, Kind.ERROR):
             waiting = self._open.get(frame.call)
             if waiting is not None:

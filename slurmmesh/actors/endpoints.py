@@ -42,8 +42,10 @@ class EndpointRef:
         self._where = None if region == mesh._procs.region else region.pack()
         self._size = len(region)
         self._place: Place | None = None
+        self._rank = 0
         if self._size == 1:
-            self._place = mesh._runtime.place(mesh._procs._mesh, region.ranks[0])
+            self._rank = region.ranks[0]
+            self._place = mesh._runtime.place(mesh._procs._mesh, self._rank)
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call it on every rank; the future's value is a ValueMesh of the results."""
@@ -62,7 +64,7 @@ class EndpointRef:
             raise ValueError(
                 f"call_one needs a mesh of one, {self._mesh!r} has {self._size}: slice it"
             )
-        return self._call_rank(self._mesh.region.ranks[0], self._place, args, kwargs)
+        return self._call_rank(self._rank, self._place, args, kwargs)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on one rank, picked at random; the future's value is the result.
@@ -118,9 +120,11 @@ class EndpointRef:
         link = None if self._timeout is not None else self._direct(place, args, kwargs)
         if link is not None:
             future: Future[Any] = Future(self._what, link.driver)
-            with contextlib.suppress(LinkClosed):  # its proc is gone: the long way tells why
+            try:
                 link.call_plain(self._mesh._actor, self._name, args, self._where, future)
-                return future
+            except LinkClosed:  # its proc is gone: the long way tells why
+                return self._send((rank,), args, kwargs, lambda values: values[0])
+            return future
         return self._send((rank,), args, kwargs, lambda values: values[0])
 
     def _direct(

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from slurmmesh.errors import CallTimeout
+from slurmmesh.actors.hearing import hear
+from slurmmesh.errors import CallTimeout, SupervisionError
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.reactor import in_loop_thread, print_error
 
@@ -76,6 +77,11 @@ class Future(Generic[T]):
             return error
         return self._error
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is done, at most so many seconds; whether it is. For the runtime itself:
+        it does not mind to stop a running event loop for a short time."""
+        return self.done() or self._wait_here(timeout)
+
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
         """Call ``callback(self)`` once done: at once if it is, else in the thread that finds out.
 
@@ -107,6 +113,8 @@ class Future(Generic[T]):
                 return
             self._value = value
             wakers, self._wakers = self._wakers, None
+        if self._driver is not None:
+            self._driver.poke()
         if wakers is not None:
             _call_all(wakers)
 
@@ -117,8 +125,15 @@ class Future(Generic[T]):
                 return
             self._error = error
             wakers, self._wakers = self._wakers, None
+        if isinstance(error, SupervisionError):
+            self._tell_of(error)
+        if self._driver is not None:
+            self._driver.poke()
         if wakers is not None:
             _call_all(wakers)
+
+    def _tell_of(self, error: SupervisionError) -> None:
+        hear(error)
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.done():

@@ -8,19 +8,36 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from slurmmesh.wire.driver import Driver
+
 T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue that one thread empties and any may fill; can be waited for (``Awaited``)."""
+    """A queue that one thread empties and any may fill; can be waited for (``Awaited``).
 
-    def __init__(self) -> None:
+    Args:
+        driver: with whose ``wait`` the thread waits, if not with :meth:`wait`.
+    """
+
+    def __init__(self, driver: Driver | None = None) -> None:
         self._items: collections.deque[T] = collections.deque()
+        self._driver = driver
         self._wake: Callable[[], Any] | None = None
 
     def put(self, item: T) -> None:
         """Add an item and wake who waits."""
         self._items.append(item)
+        self._tell()
+
+    def put_first(self, item: T) -> None:
+        """Add an item before all others and wake who waits."""
+        self._items.appendleft(item)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._driver is not None:
+            self._driver.poke()
         wake = self._wake
         if wake is not None:
             wake()

@@ -18,7 +18,9 @@ from slurmmesh.actors.actor import (
 from slurmmesh.actors.endpoints import EndpointRef
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.messages import CreateActor
+from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcEvent, Runtime, runtime_of
+from slurmmesh.actors.supervising import Ready, order
 from slurmmesh.errors import UsageError
 from slurmmesh.shape import Region, Shaped, ValueMesh
 from slurmmesh.wire.codec import dumps
@@ -53,6 +55,17 @@ class ProcMesh(Shaped):
         return _proc_mesh, (self._runtime.job, self._mesh, self.name, self.whole, self._region)
 
     @property
+    def initialized(self) -> Future[bool]:
+        """Done when all these procs are up; fails if one could not be started."""
+        return self._runtime.ready(self._mesh, self.region.ranks)
+
+    async def __aenter__(self) -> ProcMesh:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.stop()
+
+    @property
     def hosts(self) -> list[str]:
         """Name of the host of each rank."""
         return self._runtime.hosts_of(self._mesh, self.region.ranks)
@@ -67,26 +80,14 @@ class ProcMesh(Shaped):
             ValueError: an endpoint has the name of something every mesh has.
             UsageError: the class or the arguments cannot be sent.
         """
-        if not (isinstance(cls, type) and issubclass(cls, Actor)):
-            raise TypeError(f"{cls!r} is not a class derived from slurmmesh.Actor")
-        taken = [name for name in endpoint_names(cls) if hasattr(ActorMesh, name) or name in _OWN]
-        if taken:
-            raise ValueError(f"{cls.__name__}: rename the endpoint {taken[0]!r}, meshes have one")
-        if cls.__init__ is not object.__init__:
-            endpoint_signature(cls, "__init__").bind(None, *args, **kwargs)
-        elif args or kwargs:
-            raise TypeError(f"{cls.__name__} takes no arguments")
+        body, buffers = packed_actor(name, cls, args, kwargs, self.region)
         actor = self._runtime.new_actor(self._mesh)
-        try:
-            body, buffers = dumps(CreateActor(name, cls, args, kwargs, self.region))
-        except Exception as error:
-            raise UsageError(f"{name!r} cannot be sent to its procs: {error}") from error
         # Copies: a restarted rank gets the arguments as they are now.
         owned = [bytes(buffer) for buffer in buffers]
         frame = Frame(
             Kind.CREATE, body, owned, mesh=self._mesh, actor=actor, ranks=self.region.ranks
         )
-        created = self._runtime.create(frame, f"building {name!r}")
+        created = self._runtime.create(frame, name, new_child(self._runtime))
         return ActorMesh(self._runtime, self, actor, name, cls, self.region, created)
 
     def on_event(self, callback: Callable[[ProcEvent], Any]) -> None:
@@ -186,7 +187,7 @@ class ProcMesh(Shaped):
         return self._runtime.stop_procs(self._mesh, self.region.ranks, grace_s)
 
 
-_OWN = frozenset({"_runtime", "_procs", "_actor", "_cls", "name", "_region", "initialized"})
+_OWN = frozenset({"_runtime", "_procs", "_actor", "_cls", "name", "_region", "_created"})
 """What each ActorMesh has besides its class: no endpoint of such a name could be called."""
 
 
@@ -209,9 +210,7 @@ class ActorMesh(Shaped):
         self._cls = cls
         self.name = name
         self._region = region
-        self.initialized: Future[Any] | None = created
-        """Done when every constructor has returned; failed if one raised. None where the mesh came
-        from another process."""
+        self._created = created
 
     @property
     def region(self) -> Region:
@@ -223,8 +222,37 @@ class ActorMesh(Shaped):
 
     def _with_region(self, region: Region) -> ActorMesh:
         return ActorMesh(
-            self._runtime, self._procs, self._actor, self.name, self._cls, region, self.initialized
+            self._runtime, self._procs, self._actor, self.name, self._cls, region, self._created
         )
+
+    @property
+    def initialized(self) -> Future[Any]:
+        """Done when every constructor has returned; fails if one raised."""
+        if self._created is None:  # the mesh came from another process
+            self._created = self._runtime.call(
+                order(Ready(), self._procs._mesh, self._actor, self._region.ranks),
+                lambda _values: True,
+                f"building {self.name!r}",
+            )
+        return self._created
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """End these actors, and nothing else: their procs stay, with the other actors in them.
+
+        Each finishes the message it is at. Calls that wait behind it fail with ``MeshStopped``, as
+        later ones do; broadcasts vanish. What the actors have spawned ends, then ``__cleanup__``
+        runs. The future is done when all of that is.
+
+        Args:
+            reason: for readers of the program.
+        """
+        return self._runtime.stop_actors(self._procs._mesh, self._actor, self._region.ranks)
+
+    async def __aenter__(self) -> ActorMesh:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.stop()
 
     def __getattr__(self, name: str) -> EndpointRef:
         if name == "_cls" or name.startswith("__"):  # asked for before __init__ ran, or by copy
@@ -240,6 +268,25 @@ class ActorMesh(Shaped):
     def __reduce__(self) -> tuple[Any, ...]:
         whole = self._procs._with_region(self._procs.whole)
         return _actor_mesh, (whole, self._actor, self.name, self._cls, self._region)
+
+
+def packed_actor(
+    name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+) -> tuple[bytes, list[memoryview]]:
+    """The message that has an actor built, checked. Raises as ``ProcMesh.spawn``."""
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise TypeError(f"{cls!r} is not a class derived from slurmmesh.Actor")
+    taken = [each for each in endpoint_names(cls) if hasattr(ActorMesh, each) or each in _OWN]
+    if taken:
+        raise ValueError(f"{cls.__name__}: rename the endpoint {taken[0]!r}, meshes have one")
+    if cls.__init__ is not object.__init__:
+        endpoint_signature(cls, "__init__").bind(None, *args, **kwargs)
+    elif args or kwargs:
+        raise TypeError(f"{cls.__name__} takes no arguments")
+    try:
+        return dumps(CreateActor(name, cls, args, kwargs, region))
+    except Exception as error:
+        raise UsageError(f"{name!r} cannot be sent to its procs: {error}") from error
 
 
 def _proc_mesh(job: str, mesh: int, name: str, whole: Region, region: Region) -> ProcMesh:

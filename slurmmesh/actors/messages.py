@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProcWelcome:
-    """The first thing a new proc is told: who and where it is."""
+    """The first thing a new proc is told: who and where it is.
+
+    Attributes:
+        bootstrap: a pickled function to run before all else; empty for none.
+    """
 
     job: str
     mesh_id: int
@@ -27,11 +31,17 @@ class ProcWelcome:
     incarnation: int
     job_folder: str | None
     credentials: Credentials | None
+    bootstrap: bytes = b""
 
 
 @dataclass(frozen=True)
 class StopProc:
-    """End in order: finish the running message, drop queued ones, clean up, exit 0."""
+    """End in order: finish the running message, drop queued ones, clean up, exit 0.
+
+    In ``grace_s`` seconds it will be killed.
+    """
+
+    grace_s: float
 
 
 @dataclass(frozen=True)

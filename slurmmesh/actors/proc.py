@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 
 from slurmmesh import telemetry
 from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.bootstrap import run_bootstrap
 from slurmmesh.actors.context import Context, set_process_context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.mailbox import Mailbox
@@ -34,12 +36,13 @@ from slurmmesh.actors.messages import (
     TakeLink,
     WriteLogs,
 )
+from slurmmesh.actors.owners import Family, Owner, end_children
 from slurmmesh.actors.ports import PORTS
 from slurmmesh.actors.remote import ProcRuntime
 from slurmmesh.actors.runner import ActorRunner, Message
 from slurmmesh.actors.runtime import register
 from slurmmesh.actors.stdio import write_from
-from slurmmesh.errors import LinkClosed, SupervisionError
+from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.telemetry import Event
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import dumps, loads
@@ -52,6 +55,8 @@ from slurmmesh.wire.reactor import Reactor, print_error, say
 
 _EARLY_S = 10.0
 """How long a message for an actor that is not there waits for it, in seconds."""
+_CHILDREN = 0.6
+"""The part of the time a proc is given to stop that it gives to what its actors have spawned."""
 _LAST_WORDS_S = 5.0
 """How long a proc that stops waits for the host to take its last answers, in seconds."""
 
@@ -92,12 +97,15 @@ class _Proc:
             sock,
             authenticate=same_user,
             on_frame=self._on_frame,
+            on_batch=lambda _link, _kind, _body: None,
             on_close=self._on_close,
             first=True,
             driver=self._driver,
         )
-        self._main: Mailbox[ProcWelcome | ActorRunner | None] = Mailbox()
+        self._main: Mailbox[ProcWelcome | ActorRunner | None] = Mailbox(self._driver)
+        self._main_is_free = True
         self._runners: dict[int, ActorRunner] = {}
+        self._stopped: dict[int, str] = {}
         self._early: dict[int, list[Message]] = {}
         self._threads: list[threading.Thread] = []
         self._seen: dict[Link, int] = {}
@@ -115,14 +123,17 @@ class _Proc:
             return 1
         on_welcome(welcome)
         telemetry.set_sink(self._send_event)
+        if welcome.bootstrap:
+            run_bootstrap(welcome.bootstrap, welcome.region.extent.point(welcome.rank))
         self._link.send(Frame(Kind.HELLO, call=os.getpid(), ranks=(welcome.rank,)))
         self._ready.set()
         try:
-            runner = self._next()
-            if isinstance(runner, ActorRunner):
+            while isinstance(runner := self._next(), ActorRunner):
                 runner.run()
-            for thread in self._threads:
+                self._driver.reactor.call_soon(self._retire, runner, True)
+            for thread in list(self._threads):
                 thread.join()
+            end_children(Owner(ProcessId(welcome.mesh_id, welcome.rank, welcome.incarnation)))
         finally:
             self._say_last_words()
         return 0
@@ -158,7 +169,7 @@ class _Proc:
             message = loads(frame.body)
             if isinstance(message, StopProc):
                 for runner in list(self._runners.values()):
-                    runner.stop()
+                    runner.stop(message.grace_s * _CHILDREN)
                 self._main.put(None)
             elif isinstance(message, Revoked):
                 self._revoke(message)
@@ -182,6 +193,7 @@ class _Proc:
             sock,
             authenticate=same_user,
             on_frame=self._on_direct_frame,
+            on_batch=self._on_direct_batch,
             on_close=lambda link, _reason: self._seen.pop(link, None),
             driver=self._driver,
         )
@@ -202,21 +214,27 @@ class _Proc:
                     on_open=lambda link: self._seen.setdefault(link, 0),
                     on_frame=self._on_direct_frame,
                     on_close=lambda link, _reason: self._seen.pop(link, None),
-                    make=functools.partial(BatchLink, driver=self._driver),
+                    make=functools.partial(
+                        BatchLink, on_batch=self._on_direct_batch, driver=self._driver
+                    ),
                 )
                 self._door.start()
         port = self._door.port if self._door is not None else 0
         self._link.post(Frame(Kind.CONTROL, dumps(DoorOpened(port))[0]))
 
+    def _on_direct_batch(self, link: BatchLink, kind: Kind, body: bytes) -> None:
+        if kind is not Kind.CALLS:
+            return
+        for number, actor, method, args, where in pickle.loads(body):
+            if abs(number) > self._seen[link]:
+                self._seen[link] = abs(number)
+                self._post(Message(link, None, number, method, args, where), actor)
+
     def _on_direct_frame(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, BatchLink)
-        seen = self._seen[link]
         if frame.kind is Kind.CALLS:
-            for number, actor, method, args, where in loads(frame.body):
-                if abs(number) > seen:
-                    seen = self._seen[link] = abs(number)
-                    self._post(Message(link, None, number, method, args, where), actor)
-        elif frame.kind in (Kind.CALL, Kind.CAST) and frame.call > seen:
+            self._on_direct_batch(link, frame.kind, bytes(frame.body))
+        elif frame.kind in (Kind.CALL, Kind.CAST) and frame.call > self._seen[link]:
             self._seen[link] = frame.call
             self._post(Message(link, frame), frame.actor)
 
@@ -243,15 +261,19 @@ class _Proc:
         self._runtime = ProcRuntime(
             welcome.job, address, self._driver, self._link, welcome.credentials
         )
+        self._runtime.region = welcome.region
         register(self._runtime)
         self._main.put(welcome)
 
     def _create(self, message: Message, actor: int) -> None:
         assert self._context is not None
         assert self._welcome is not None
-        is_first = not self._runners
+        assert self._runtime is not None
+        is_first, self._main_is_free = self._main_is_free, False
         driver = self._driver if is_first else None
-        runner = ActorRunner(message, self._context, self._welcome.region, driver)
+        report = functools.partial(self._runtime.actor_failed, actor)
+        family = Family(Owner(self._runtime.address, actor), report)
+        runner = ActorRunner(message, self._context, self._welcome.region, driver, family)
         self._runners[actor] = runner
         for early in self._early.pop(actor, ()):
             runner.post(early)
@@ -270,10 +292,21 @@ class _Proc:
         else:
             self._threads.append(thread)
 
+    def _retire(self, runner: ActorRunner, was_on_main: bool = False) -> None:
+        """An actor was stopped, and its thread is free."""
+        del self._runners[runner.number]
+        self._stopped[runner.number] = runner.name
+        runner.drain()
+        self._main_is_free |= was_on_main
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+
     def _post(self, message: Message, actor: int) -> None:
         runner = self._runners.get(actor)
         if runner is not None:
             runner.post(message)
+            return
+        if actor in self._stopped:
+            self._refuse(message, MeshStopped(f"{self._stopped[actor]!r} was stopped"))
             return
         # It may be on its way, from the controller by the host: messages of others can be faster.
         if actor not in self._early:
@@ -283,12 +316,12 @@ class _Proc:
 
     def _refuse_early(self, actor: int) -> None:
         for message in self._early.pop(actor, ()):
-            if not message.is_cast:
-                error = SupervisionError(f"there is no actor {actor} in this proc")
-                self._refuse(message, error)
+            self._refuse(message, SupervisionError(f"there is no actor {actor} in this proc"))
 
     def _refuse(self, message: Message, error: Exception) -> None:
         assert self._context is not None
+        if message.is_cast:
+            return
         rank, host = self._context.proc_rank, self._context.host
         body, _ = dumps(Failure.of(error, actor="", rank=rank, host=host, fatal=True))
         if message.frame is None:
@@ -317,6 +350,7 @@ class _Proc:
         try:
             self._ready.wait()
             runner.run()
+            self._driver.reactor.call_soon(self._retire, runner)
             return
         except SystemExit as error:
             code = _exit_code(error)

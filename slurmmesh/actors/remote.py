@@ -14,11 +14,16 @@ from typing import Any
 
 from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.context import context
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
+from slurmmesh.actors.mesh import ProcMesh
 from slurmmesh.actors.messages import Door
-from slurmmesh.actors.runtime import ProcEvent
+from slurmmesh.actors.owners import Owner
+from slurmmesh.actors.runtime import ProcEvent, ProcOptions, home
+from slurmmesh.actors.supervising import RankFailure
 from slurmmesh.errors import LinkClosed, SupervisionError, UsageError
+from slurmmesh.shape import Extent, Region
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.dialing import Dialing
@@ -50,12 +55,24 @@ class ProcRuntime:
         self._credentials = credentials
         self.job = job
         self.address = address
+        self.region: Region | None = None
         self.driver: Driver | None = driver
         self._link = link
         self.caller = Caller(
             driver, threading.RLock(), self._by_hosts, self._ask_for_link, answers_by=driver
         )
         self.caller.on_broken = self._ask_for_end
+
+    def this_proc(self) -> ProcMesh:
+        """This proc alone, without dimensions."""
+        assert self.region is not None
+        alone = Region.from_ranks(Extent((), ()), [self.address.rank])
+        return ProcMesh(self, self.address.mesh, context().mesh, self.region, alone)
+
+    def host_index(self) -> int:
+        """The index of this proc's host in the job."""
+        index: int = self._asked("the host", "host_of", self.address)
+        return index
 
     def ask(self, what: str, operation: str, *args: Any) -> Future[Any]:
         """Have the controller carry out an operation (``hosts/asks.py``); the answer to come."""
@@ -106,14 +123,47 @@ class ProcRuntime:
             self._link.send(frame)
 
     def new_actor(self, mesh: int) -> int:
-        number: int = self.ask("spawning an actor", "new_actor", mesh).get()
+        number: int = self._asked("spawning an actor", "new_actor", mesh)
         return number
 
-    def create(self, frame: Frame, what: str) -> Future[Any]:
+    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
         body, buffers = bytes(frame.body), [bytes(buffer) for buffer in frame.buffers]
-        return self.ask(
-            what, "create", frame.mesh, frame.actor, tuple(frame.ranks), body, buffers, what
+        where = frame.mesh, frame.actor, tuple(frame.ranks)
+        return self.ask(f"building {name!r}", "create", *where, body, buffers, name, owner)
+
+    def spawn_procs(
+        self,
+        hosts: Sequence[int],
+        region: Region,
+        name: str,
+        owner: Owner,
+        options: ProcOptions,
+    ) -> int:
+        mesh: int = self._asked(
+            f"spawning {name!r}", "spawn_procs", tuple(hosts), region, name, owner, options
         )
+        return mesh
+
+    def get_or_create(self, body: Buffer, buffers: Sequence[Buffer], name: str) -> Future[Any]:
+        parts = bytes(body), [bytes(buffer) for buffer in buffers]
+        return self.ask(f"building {name!r}", "get_or_create", *parts, name)
+
+    def ready(self, mesh: int, ranks: Sequence[int]) -> Future[bool]:
+        return self.ask("starting procs", "ready", mesh, tuple(ranks))
+
+    def stop_actors(self, mesh: int, actor: int, ranks: Sequence[int]) -> Future[None]:
+        return self.ask("stopping actors", "stop_actors", mesh, actor, tuple(ranks))
+
+    def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
+        return self.ask("ending what an actor spawned", "end_owned", owner, grace_s)
+
+    def actor_failed(self, actor: int, failure: RankFailure) -> None:
+        """Tell the owner of an actor of this proc."""
+        self.ask("telling of a failure", "actor_failed", self.address, actor, failure)
+
+    def describe_hosts(self, hosts: Sequence[int]) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = self._asked("hosts", "describe_hosts", tuple(hosts))
+        return found
 
     def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
         return self.ask("stopping procs", "stop_procs", mesh, tuple(ranks), grace_s)
@@ -139,8 +189,14 @@ class ProcRuntime:
         raise UsageError("modules are reloaded from the program itself, not from an actor")
 
     def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
-        names: list[str] = self.ask("names of hosts", "hosts_of", mesh, tuple(ranks)).get()
+        names: list[str] = self._asked("names of hosts", "hosts_of", mesh, tuple(ranks))
         return names
+
+    def _asked(self, what: str, operation: str, *args: Any) -> Any:
+        """The same as ``ask``, and wait: it takes as long as a call."""
+        answer = self.ask(what, operation, *args)
+        answer.wait()
+        return answer.get()
 
     def _by_hosts(self, frame: Frame) -> None:
         self._link.send(frame)
@@ -178,3 +234,9 @@ class ProcRuntime:
                 self.caller.connected(door.mesh, door.rank, door.incarnation, sock, authenticate)
 
         Dialing(self._driver.reactor, door.address, door.port, dialed)
+
+
+def proc_here() -> ProcRuntime | None:
+    """The runtime of the proc that this process is; None in the program itself."""
+    here = home()
+    return here if isinstance(here, ProcRuntime) else None

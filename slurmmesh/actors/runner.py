@@ -15,15 +15,17 @@ from slurmmesh.actors.context import ActorInstance, Context, enter_context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.mailbox import Mailbox
 from slurmmesh.actors.messages import CreateActor
+from slurmmesh.actors.owners import GRACE_S, Family
 from slurmmesh.actors.reloading import RELOAD, reload_once, renew
 from slurmmesh.actors.responses import ResponsePort
+from slurmmesh.actors.supervising import MeshFailure, Order, RankFailure, Ready, StopActor
 from slurmmesh.actors.tasks import Tasks
 from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.shape import Region
 from slurmmesh.wire.batches import BatchLink, is_plain
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.frames import URGENT, Frame, Kind
 from slurmmesh.wire.reactor import print_error, say
 
 _ENDS_THE_PROC = (SystemExit, KeyboardInterrupt)
@@ -53,6 +55,11 @@ class Message(NamedTuple):
         """Whether no answer is expected."""
         return self.number < 0 if self.frame is None else self.frame.kind is Kind.CAST
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is an order to the actor itself, see ``supervising.Order``."""
+        return self.frame is not None and bool(self.frame.flags & URGENT)
+
 
 class _Special:
     """An endpoint that answers another way than by returning."""
@@ -72,6 +79,10 @@ class ActorRunner:
         context: of the proc; the actor's name and the point called are filled in.
         region: of the whole proc mesh.
         driver: of the loop by which messages come, if the actor's thread is to run that, too.
+        is_guest: it lives in a process that does not end with it.
+
+    Attributes:
+        name: that it was spawned with.
     """
 
     def __init__(
@@ -80,6 +91,8 @@ class ActorRunner:
         context: Context,
         region: Region,
         driver: Driver | None,
+        family: Family,
+        is_guest: bool = False,
     ) -> None:
         self._create = create
         self._context = context
@@ -87,23 +100,37 @@ class ActorRunner:
         self._region = region
         self._driver = driver
         self._wait: Callable[[Mailbox[Any]], Any] = driver.wait if driver else Mailbox.wait
-        self._mailbox: Mailbox[Message | None] = Mailbox()
+        self._mailbox: Mailbox[Message | None] = Mailbox(driver)
         self._tasks = Tasks()
         self._escaped: tuple[str, BaseException, ResponsePort | None] | None = None
         self._instance: Actor | None = None
         self._endpoints: dict[str, Callable[..., Any]] = {}
+        self._family = family
+        self._is_guest = is_guest
         self._broken: str | None = None
         self._stopping = False
+        self._grace_s = GRACE_S
         self._pid = os.getpid()
-        assert create.frame is not None
-        self._name = f"actor {create.frame.actor}"
+        frame = create.frame
+        assert frame is not None
+        self.number = frame.actor
+        self._about = frame.mesh, context.proc_rank, frame.actor
+        self.name = f"actor {frame.actor}"
 
     def post(self, message: Message) -> None:
         """Queue a message. From any thread."""
-        self._mailbox.put(message)
+        if message.is_urgent:
+            self._mailbox.put_first(message)
+        else:
+            self._mailbox.put(message)
 
-    def stop(self) -> None:
-        """End after the running message; queued ones are dropped. From any thread."""
+    def stop(self, grace_s: float) -> None:
+        """End after the running message; queued ones are dropped. From any thread.
+
+        Args:
+            grace_s: for its children.
+        """
+        self._grace_s = grace_s
         self._stopping = True
         self._mailbox.put(None)
 
@@ -137,7 +164,10 @@ class ActorRunner:
             self._break(*self._escaped)
         if message is None or self._stopping:
             return
-        self._handle(message)
+        if message.is_urgent:
+            self._obey(message)
+        else:
+            self._handle(message)
         if os.getpid() != self._pid:  # an endpoint forked, and its child returned as well
             os._exit(0)
         if not mailbox.done() and not message.link.closed:
@@ -149,22 +179,21 @@ class ActorRunner:
         assert frame is not None
         try:
             create: CreateActor = loads(frame.body, frame.buffers)
-            self._name = create.name
+            self.name = create.name
             self._region = create.region
             point = self._region.extent.point(self._region.local_rank(self._context.proc_rank))
-            instance = ActorInstance(create.name, point)
+            instance = ActorInstance(create.name, point, self.number)
             self._context = replace(self._context, actor_instance=instance, message_rank=point)
             enter_context(self._context)
             self._instance = create.cls(*create.args, **create.kwargs)
-        except _ENDS_THE_PROC:
-            raise
         except BaseException as error:
+            if self._ends_the_proc(error):
+                raise
             failure = self._failure(error)
-            self._broken = (
-                f"the constructor of {self._name!r} raised:\n{failure.formatted.rstrip()}"
-            )
-            say(self._broken)
             self._fail(self._create, failure)
+            self._fall(
+                f"the constructor of {self.name!r} raised:\n{failure.formatted.rstrip()}", error
+            )
         else:
             self._answer(self._create, None)
         finally:
@@ -176,11 +205,14 @@ class ActorRunner:
             return
         try:
             result = self._invoke(message)
-        except _ENDS_THE_PROC:
-            raise
         except BaseException as error:
+            if self._ends_the_proc(error):
+                raise
             if message.is_cast:
                 self._break(_BROADCAST, error)
+            elif isinstance(error, _ENDS_THE_PROC):
+                self._break("an endpoint", error)
+                self._fail(message, self._gone())
             else:
                 self._fail(message, self._failure(error))
         else:
@@ -215,9 +247,9 @@ class ActorRunner:
             result = special.run(*args, **kwargs)
             if inspect.iscoroutine(result):
                 self._tasks.finish(result)
-        except _ENDS_THE_PROC:
-            raise
         except BaseException as error:
+            if self._ends_the_proc(error):
+                raise
             self._break(_EXPLICIT, error, port)
         return _LATER
 
@@ -259,7 +291,7 @@ class ActorRunner:
             self._flush(message)
 
         def dropped() -> None:
-            error = RuntimeError(f"an endpoint of {self._name!r} dropped its port unanswered")
+            error = RuntimeError(f"an endpoint of {self.name!r} dropped its port unanswered")
             body, _ = dumps(self._gone() if self._has_ended else self._failure(error))
             with contextlib.suppress(LinkClosed):
                 message.link.post(self._answering(message, Kind.ERROR, body, ()))
@@ -283,13 +315,15 @@ class ActorRunner:
 
     def _answer(self, message: Message, value: Any) -> None:
         if message.frame is None and is_plain((value,)):
-            with contextlib.suppress(LinkClosed):  # the caller is gone
+            try:
                 message.link.add(Kind.RESULTS, (message.number, value))
+            except LinkClosed:
+                return  # the caller is gone
             return
         try:
             body, buffers = dumps(value)
         except Exception as error:
-            text = f"the result of {self._name!r} cannot be sent: {type(error).__name__}: {error}"
+            text = f"the result of {self.name!r} cannot be sent: {type(error).__name__}: {error}"
             self._fail(message, self._failure(TypeError(text)))
             return
         self._send(message, Kind.RESULT, body, buffers)
@@ -318,7 +352,7 @@ class ActorRunner:
     def _failure(self, error: BaseException, fatal: bool = False) -> Failure:
         return Failure.of(
             error,
-            actor=self._name,
+            actor=self.name,
             rank=self._context.proc_rank,
             host=self._context.host,
             fatal=fatal,
@@ -327,9 +361,13 @@ class ActorRunner:
     def _gone(self) -> Failure:
         """Why nobody answers any more."""
         if self._broken is None:
-            return self._failure(MeshStopped(f"{self._name!r} was stopped"), fatal=True)
-        error = SupervisionError(f"{self._name!r} does not exist here: {self._broken}")
+            return self._failure(MeshStopped(f"{self.name!r} was stopped"), fatal=True)
+        error = SupervisionError(f"{self.name!r} does not exist here: {self._broken}")
+        error.about = self._about
         return self._failure(error, fatal=True)
+
+    def _ends_the_proc(self, error: BaseException) -> bool:
+        return isinstance(error, _ENDS_THE_PROC) and not self._is_guest
 
     @property
     def _has_ended(self) -> bool:
@@ -338,12 +376,67 @@ class ActorRunner:
     def _break(self, what: str, error: BaseException, port: ResponsePort | None = None) -> None:
         """End the instance: after this error nobody knows in which state it is."""
         self._escaped = None
-        failure = self._failure(error)
-        self._broken = f"{what} raised:\n{failure.formatted.rstrip()}"
-        say(f"{self._name!r}: {self._broken}")
+        formatted = self._failure(error).formatted.rstrip()
+        self._fall(f"{what} raised:\n{formatted}", error, port)
+
+    def _fall(self, text: str, error: BaseException, port: ResponsePort | None = None) -> None:
+        """The actor has failed: everyone concerned is told, and the instance ends."""
+        self._broken = text
+        say(f"{self.name!r}: {text}")
         if port is not None:
             port.fail(self._gone())
+        rank, host = self._context.proc_rank, self._context.host
+        self._family.failed(RankFailure(rank, host, f"{self.name!r} rank {rank} on {host}: {text}"))
         self._end_instance(error)
+
+    # -- orders ---------------------------------------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        assert message.frame is not None
+        order: Order = loads(message.frame.body)
+        enter_context(self._context)
+        if isinstance(order, StopActor):
+            self._end(message)
+        elif self._has_ended:
+            self._fail(message, self._gone())
+        elif isinstance(order, Ready):
+            self._answer(message, True)
+        else:
+            self._supervise(message, order.failure)
+        self._flush(message)
+
+    def _end(self, message: Message) -> None:
+        """Be stopped, alone: the proc and its other actors stay."""
+        self.drain()
+        self._end_instance(None)
+        self._stopping = True
+        self._answer(message, None)
+
+    def drain(self) -> None:
+        """Refuse what waits and will not be handled any more."""
+        for message in self._mailbox.clear():
+            if message is not None:
+                self._fail(message, self._gone())
+                self._flush(message)
+
+    def _supervise(self, message: Message, failure: MeshFailure) -> None:
+        """Let the actor deal with a failure of a mesh of its own; else it fails with that."""
+        error: BaseException
+        text = f"{self.name!r} did not deal with this: {failure.report()}"
+        try:
+            handled: Any = self._instance.__supervise__(failure)  # type: ignore[union-attr]
+            if inspect.iscoroutine(handled):
+                handled = self._tasks.finish(handled)
+            error = SupervisionError(text)
+        except BaseException as raised:
+            if self._ends_the_proc(raised):
+                raise
+            handled, error = False, raised
+            raised_text = self._failure(raised).formatted.rstrip()
+            text = f"{text}\nits __supervise__ raised:\n{raised_text}"
+        self._answer(message, bool(handled))
+        if not handled:
+            self._fall(text, error)
 
     def _clean_up(self, ended: BaseException | None) -> None:
         enter_context(self._context)
@@ -355,9 +448,13 @@ class ActorRunner:
     def _end_instance(self, ended: BaseException | None) -> None:
         instance, self._instance = self._instance, None
         self._endpoints.clear()
-        if instance is not None and os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        enter_context(self._context)
+        self._tasks.cancel()
+        self._family.end_children(self._grace_s)
+        if instance is not None:
             try:
-                self._tasks.cancel()
                 cleaning: Any = instance.__cleanup__(ended)  # type: ignore[func-returns-value]
                 if inspect.iscoroutine(cleaning):
                     self._tasks.finish(cleaning)

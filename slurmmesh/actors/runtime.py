@@ -10,7 +10,10 @@ from typing import Any, Protocol
 from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
+from slurmmesh.actors.owners import Owner
 from slurmmesh.errors import ExitCause, UsageError
+from slurmmesh.shape import Region
+from slurmmesh.supervision import Supervision
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Buffer, Frame
 
@@ -39,6 +42,16 @@ class ProcEvent:
     seen_at: float
     cause: ExitCause | None = None
     expected: bool = False
+
+
+@dataclass(frozen=True)
+class ProcOptions:
+    """How procs are started, see ``HostMesh.spawn_procs``; ``bootstrap`` is pickled."""
+
+    env: dict[str, str]
+    preload: tuple[str, ...]
+    supervise: Supervision | None
+    bootstrap: bytes
 
 
 class Runtime(Protocol):
@@ -82,8 +95,39 @@ class Runtime(Protocol):
     def place(self, mesh: int, rank: int) -> Place:
         """Where a rank is found: has a direct link to it when it may be used."""
 
-    def create(self, frame: Frame, what: str) -> Future[Any]:
+    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
         """Build an actor on each rank, and again on each that is restarted."""
+
+    def get_or_create(self, body: Buffer, buffers: Sequence[Buffer], name: str) -> Future[Any]:
+        """Build an actor in the controller's process unless one of that name is there.
+
+        The future has the mesh and the number of the actor.
+        """
+
+    def spawn_procs(
+        self,
+        hosts: Sequence[int],
+        region: Region,
+        name: str,
+        owner: Owner,
+        options: ProcOptions,
+    ) -> int:
+        """Start a proc for each place of ``region``, evenly over ``hosts`` in order.
+
+        Returns the id of the mesh.
+        """
+
+    def ready(self, mesh: int, ranks: Sequence[int]) -> Future[bool]:
+        """Done when these procs are up."""
+
+    def describe_hosts(self, hosts: Sequence[int]) -> list[tuple[str, str]]:
+        """Names and addresses of hosts."""
+
+    def stop_actors(self, mesh: int, actor: int, ranks: Sequence[int]) -> Future[None]:
+        """End actors; done when all have cleaned up."""
+
+    def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
+        """End what an owner has spawned; done when all of it is gone."""
 
     def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
         """End procs in order; done when all are gone."""

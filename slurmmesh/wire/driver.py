@@ -28,7 +28,7 @@ _DROWSY = 8
 
 
 class Awaited(Protocol):
-    """What can be waited for."""
+    """What can be waited for. Whoever makes it done calls ``poke`` of the driver."""
 
     def done(self) -> bool:
         """Whether it is there."""
@@ -67,6 +67,7 @@ class Driver:
         self._name = name
         self._turn = threading.RLock()  # reentrant only so that its owner can be told
         self._main_thread = threading.main_thread().ident
+        self._leader = 0
         self._background_leads = False
         self._wanted = 0
         self._followers: collections.deque[_Bell] = collections.deque()
@@ -96,20 +97,25 @@ class Driver:
         Returns:
             whether it is done. Not to be called in a callback of the loop.
         """
+        done = awaited.done
+        if done():
+            return True
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while not awaited.done():
+            while True:
                 if self.reactor.stopping:
                     self._sleep(awaited, _Bell(), deadline)
                 elif self._turn.acquire(False) or self._displace_background():
-                    self._lead(awaited, deadline)
+                    self._lead(done, deadline)
+                    self._give_back()
                 else:
                     self._follow(awaited, deadline)
-                if deadline is not None and not awaited.done() and time.monotonic() >= deadline:
-                    break
+                if done():
+                    return True
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
         finally:
             self._give_back()
-        return awaited.done()
 
     def try_turn(self) -> None:
         """Look for news without waiting, if no thread runs the loop. For other event loops."""
@@ -127,21 +133,26 @@ class Driver:
         finally:
             self._give_back()
 
-    def _lead(self, awaited: Awaited, deadline: float | None) -> None:
+    def poke(self) -> None:
+        """Something that may be waited for is done: whoever leads looks. From any thread."""
+        leader = self._leader
+        if leader and leader != threading.get_ident():
+            self.reactor.wake()
+
+    def _lead(self, done: Callable[[], bool], deadline: float | None) -> None:
         reactor = self.reactor
-        reactor.enter()
-        reactor.raising = threading.get_ident() == self._main_thread
-        awaited.add_waker(self._wake_leader)
-        left: float | None = None
-        try:
-            done, turn = awaited.done, reactor.turn
+        self._leader = me = reactor.enter()
+        reactor.raising = me == self._main_thread
+        turn = reactor.turn
+        if deadline is None:
             while not done() and not reactor.stopping:
-                if deadline is not None and (left := deadline - time.monotonic()) <= 0:
-                    break
-                turn(left)
-        finally:
-            awaited.remove_waker(self._wake_leader)
-            self._give_back()
+                turn()
+            return
+        while not done() and not reactor.stopping:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            turn(left)
 
     def _give_back(self) -> None:
         """Give up the lead if this thread has it, in whatever moment it was interrupted."""
@@ -149,6 +160,7 @@ class Driver:
             return
         if self._asleep:
             self._wake_background()
+        self._leader = 0
         self.reactor.raising = False
         self.reactor.leave()
         self._turn.release()
@@ -199,10 +211,6 @@ class Driver:
             return self._turn.acquire(timeout=_PATIENCE_S)
         finally:
             self._wanted -= 1
-
-    def _wake_leader(self) -> None:
-        if not self.reactor.in_thread:
-            self.reactor.wake()
 
     def _wake_background(self) -> None:
         self._asleep = False

@@ -10,7 +10,7 @@ field    bytes meaning
 magic        2 ``SM``
 version      1 of this layout
 kind         1 one of :class:`Kind`
-flags        2 bits ``STREAM``, ``ACKED``, ``AGAIN``, ``SHARED``; high byte: descriptors with it
+flags        2 bits ``STREAM`` to ``URGENT``, see below; high byte: descriptors with it
 buffers      2 number of out-of-band buffers
 ranks        4 number of ranks that follow the header (4 bytes each)
 call         8 id of the call this frame belongs to, 0 if none
@@ -47,6 +47,8 @@ AGAIN = 4
 """Flag of a request: sent by another way already, of which nobody knows how far it came."""
 SHARED = 8
 """Flag: its buffers are in shared memory (``wire/sharing.py``). Only links see it."""
+URGENT = 16
+"""Flag of a request: an order to the actor itself, which it takes before all that waits."""
 
 _SMALL = 1 << 14
 """Below this many missing bytes a copy is cheaper than a receive call of its own."""
@@ -82,6 +84,18 @@ class Kind(enum.IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+_LENGTH = struct.Struct("<Q")
+_LENGTH_AT = HEADER.size - _LENGTH.size
+_HEADS = {
+    kind: HEADER.pack(MAGIC, VERSION, kind, 0, 0, 0, 0, 0, 0, 0)[:_LENGTH_AT]
+    for kind in (Kind.CALLS, Kind.RESULTS)
+}
+_BATCHES = {head: kind for kind, head in _HEADS.items()}
+
+
+def batch_bytes(kind: Kind, body: bytes) -> bytes:
+    """The whole frame of a batch, CALLS or RESULTS."""
+    return _HEADS[kind] + _LENGTH.pack(len(body)) + body
 
 
 @dataclass(slots=True)
@@ -225,6 +239,32 @@ class FrameDecoder:
                 frame.flags &= 0xFF
             yield frame
             self._state = (rest, position, None, incoming, fds)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is under way or waits to be decoded."""
+        rest, position, payload, incoming, _ = self._state
+        return payload is None and not incoming and position == len(rest)
+
+    def only(self) -> tuple[Kind, bytes] | None:
+        """Kind and body of the batch that all there is makes up, if that is one.
+
+        The quick way for the usual case. It stays until :meth:`drop`; if there is none, ``feed``
+        has what there is.
+        """
+        incoming = self._state[3]
+        if len(incoming) != 1:
+            return None
+        data, ancillary, _, _ = incoming[0]
+        kind = _BATCHES.get(data[:_LENGTH_AT])
+        if kind is None or ancillary or len(data) < HEADER.size:
+            return None
+        (size,) = _LENGTH.unpack_from(data, _LENGTH_AT)
+        return (kind, data[HEADER.size :]) if len(data) == HEADER.size + size else None
+
+    def drop(self) -> None:
+        """Drop what :meth:`only` gave."""
+        self._state = (b"", 0, None, [], self._state[4])
 
     def forsake(self) -> tuple[int, ...]:
         """The descriptors that no frame has taken: whoever ends the link closes them."""

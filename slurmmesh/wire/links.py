@@ -21,9 +21,10 @@ from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import Buffer, Frame, FrameDecoder
+from slurmmesh.wire.frames import SHARED, Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
+from slurmmesh.wire.sharing import Sharing
 
 HANDSHAKE_TIMEOUT_S = 20.0
 HIGH_WATER = 64 << 20
@@ -32,8 +33,8 @@ HIGH_WATER = 64 << 20
 _CHUNK = 1 << 16
 _READS_A_TURN = 64
 _MAX_PARTS = 64
-_ROOM_FOR_FDS = socket.CMSG_SPACE(4 * 64)
-_NOT_INHERITED = (socket.MSG_CMSG_CLOEXEC,)
+ONE_READ = ((_CHUNK,), (socket.CMSG_SPACE(4 * 64),), (socket.MSG_CMSG_CLOEXEC,))
+"""Arguments of ``recvmsg``, each for ``map``: bytes, room for descriptors, not inherited."""
 
 
 class Link:
@@ -76,6 +77,7 @@ class Link:
         self._first = first
         self._driver = driver
         self._decoder = FrameDecoder()
+        self._sharing = Sharing(reactor, self._post_late) if self.passes_fds else None
         # One lock for both directions: OpenSSL allows one call at a time on a connection.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
@@ -118,7 +120,7 @@ class Link:
     @property
     def passes_fds(self) -> bool:
         """Whether descriptors can go over it: both ends are on one machine."""
-        return self._is_unix
+        return self._is_unix and self._tls is None
 
     def send(self, frame: Frame) -> None:
         """Send a frame. Afterwards the caller may change what its buffers are views of.
@@ -146,12 +148,18 @@ class Link:
             self._reactor.call_soon(self._post_late, frame, fds)
             return 0
         parts = frame.parts(len(fds))
+        placed = self._sharing.place(frame) if frame.buffers and self._sharing else None
+        if placed is not None:
+            fds = placed.fds + fds
+            parts = placed.frame.parts(len(fds))
         with self._lock:
             try:
                 self._posting = me
                 position = self._enqueue(parts, fds)
             finally:
                 self._posting = 0
+            if placed is not None:
+                placed.sent()
             if self._queue:
                 self._reactor.call_soon(self._update_interest)
         return position
@@ -178,7 +186,7 @@ class Link:
                 self._flush()
         return end
 
-    def _post_late(self, frame: Frame, fds: tuple[int, ...]) -> None:
+    def _post_late(self, frame: Frame, fds: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(LinkClosed):
             self.post(frame, fds)
 
@@ -304,9 +312,7 @@ class Link:
             else:
                 incoming = decoder.incoming
                 if self._is_unix:
-                    incoming.extend(
-                        map(self._sock.recvmsg, (_CHUNK,), (_ROOM_FOR_FDS,), _NOT_INHERITED)
-                    )
+                    incoming.extend(map(self._sock.recvmsg, *ONE_READ))
                 else:
                     incoming.extend(
                         zip(map(self._sock.recv, (_CHUNK,)), *_NO_ANCILLARY, strict=False)
@@ -325,15 +331,27 @@ class Link:
         if not came:
             self._shut("closed by the peer" if decoder.idle else "cut in the middle of a frame")
             return False
+        return self._decode()
+
+    def _decode(self) -> bool:
+        """Handle the frames that have come. False if the link was closed meanwhile."""
         try:
-            for frame in decoder.feed():
-                self._reactor.guard(self._on_frame, self, frame)
+            for frame in self._decoder.feed():
+                if frame.flags & SHARED:
+                    self._receive_shared(frame)
+                else:
+                    self._reactor.guard(self._on_frame, self, frame)
                 if self.closed:
                     return False
         except (FrameError, MemoryError) as error:
             self._shut(str(error) or "no memory for a frame")
             return False
         return True
+
+    def _receive_shared(self, frame: Frame) -> None:
+        if self._sharing is None:
+            raise FrameError("a frame in shared memory, from another machine")
+        self._sharing.receive(frame, lambda: self._reactor.guard(self._on_frame, self, frame))
 
     def _receive_tls(self, space: memoryview | None) -> bool:
         # Below the socket's own methods, whose many steps a signal handler can split.
@@ -431,6 +449,8 @@ class Link:
             self._tell_room()
         _open_links.discard(self)
         _close_all(self._decoder.forsake())
+        if self._sharing is not None:
+            self._sharing.close()
         if self._deadline is not None:
             self._deadline.cancel()
         self._reactor.unwatch(self._sock.fileno())
@@ -444,11 +464,15 @@ class Link:
         self._room = threading.Condition(self._lock)
         self.closed = True
         self._drop_queue()
+        if self._sharing is not None:
+            self._sharing.forget()
         with contextlib.suppress(OSError):
             self._sock.close()
 
     def _tell_room(self) -> None:
         self._room.notify_all()
+        if self._driver is not None:
+            self._driver.poke()
         for wake in list(self._wakers):
             wake()
 

@@ -23,6 +23,7 @@ from typing import Any
 
 READ = 1
 WRITE = 2
+_READABLE = select.EPOLLIN
 
 _LONGEST_WAIT_S = 3600.0
 """The kernel takes no wait of any length; waking once an hour costs nothing."""
@@ -166,10 +167,11 @@ class Reactor:
             self.leave()
             self.close()
 
-    def enter(self) -> None:
-        """The calling thread runs the loop from here on, until :meth:`leave`."""
-        self._thread = threading.get_ident()
+    def enter(self) -> int:
+        """The calling thread runs the loop from here on, until :meth:`leave`; returns its id."""
+        self._thread = me = threading.get_ident()
         _here.runs_loop = True
+        return me
 
     def leave(self) -> None:
         """The calling thread no longer runs the loop."""
@@ -189,27 +191,40 @@ class Reactor:
         self.waiting = True
         try:
             while self._before_wait:
-                self.guard(self._before_wait.pop())
-            ready = self._epoll.poll(self._wait_time(timeout))
+                try:
+                    self._before_wait.pop()()
+                except BaseException:
+                    if self.raising:
+                        raise
+                    self._on_error()
+            if self._timers or self._calls or self._before_wait:
+                timeout = self._wait_time(timeout)
+            ready = self._epoll.poll(timeout)
         finally:
             self.waiting = False
         self.turns += 1
         if len(ready) > 1 and self._first:
             ready.sort(key=lambda each: each[0] not in self._first)
-        if len(ready) == 1:
+        if len(ready) == 1:  # the usual case, with as few steps as it takes
             fd, mask = ready[0]
             watcher = self._watched.get(fd)
             if watcher is not None:
-                self.guard(watcher, _events(mask))
-        else:
+                try:
+                    watcher(READ if mask == _READABLE else _events(mask))
+                except BaseException:
+                    if self.raising:
+                        raise
+                    self._on_error()
+        elif ready:
             watchers = [(fd, mask, self._watched.get(fd)) for fd, mask in ready]
             for fd, mask, watcher in watchers:
                 # An earlier callback of this turn may have closed it, or opened another instead.
                 if watcher is not None and self._watched.get(fd) is watcher:
                     self.guard(watcher, _events(mask))
-        for _ in range(len(self._calls)):
-            callback, args = self._calls.popleft()
-            self.guard(callback, *args)
+        if self._calls:
+            for _ in range(len(self._calls)):
+                callback, args = self._calls.popleft()
+                self.guard(callback, *args)
         if self._timers:
             self._fire()
 
@@ -242,6 +257,10 @@ class Reactor:
             callback(*args)
         except BaseException:  # SystemExit too: all that the loop serves would hang without it
             self._on_error()
+
+    def report(self) -> None:
+        """Tell ``on_error`` of the exception that is being handled."""
+        self._on_error()
 
     def _drain_wakeups(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):

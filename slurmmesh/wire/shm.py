@@ -310,8 +310,9 @@ class Pool:
     def leave(self, user: Any) -> None:
         """Not any more. When the last one has left, nothing stays idle."""
         self._users.discard(user)
-        self.settle()
-        if not self._users:
+        if self._users:
+            self.settle()
+        else:
             self.empty()
 
     def empty(self) -> None:

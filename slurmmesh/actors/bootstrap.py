@@ -1,0 +1,26 @@
+"""What a proc runs before any actor."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from dataclasses import replace
+
+from slurmmesh.actors.context import context, set_process_context
+from slurmmesh.shape import Point
+from slurmmesh.wire.codec import loads
+
+
+def run_bootstrap(pickled: bytes, rank: Point) -> None:
+    """Run the function (or coroutine function) that ``spawn_procs`` was given.
+
+    What it raises ends the proc. It sees ``rank`` as its ``current_rank()``.
+    """
+    before = context()
+    set_process_context(replace(before, message_rank=rank))
+    try:
+        result = loads(pickled)()
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+    finally:
+        set_process_context(before)
