@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmmesh.actors.addresses import ProcessId
-from slurmmesh.actors.failure import Failure as Failure
 from slurmmesh.shape import Region
 
 if TYPE_CHECKING:
