@@ -44,6 +44,8 @@ settings.load_profile("shared-machine")
 
 # Pools that a library starts once in a process and keeps; they end with the process.
 POOL_THREADS = ("OtelPeriodicExporting", "OtelBatch", "pymp-", "ThreadPoolExecutor-torch")
+# Segments that links which live on keep warm for the next payload.
+WARM_MEMORY = "/memfd:slurmmesh"
 # Caches that libraries make in the temp folder once for all later runs.
 CACHE_FILES = ("pytest-of-", "torchinductor_", "matplotlib-")
 
@@ -183,7 +185,11 @@ class Snapshot:
             return self
         return Snapshot(
             {k: v for k, v in self.processes.items() if not _works_in(k[0], folders)},
-            {k: v for k, v in self.descriptors.items() if not _inside(k[1], folders)},
+            {
+                k: v
+                for k, v in self.descriptors.items()
+                if not _inside(k[1], folders) and not k[1].startswith(WARM_MEMORY)
+            },
             self.threads,
             {k: v for k, v in self.files.items() if not _inside(str(k), folders)},
         )

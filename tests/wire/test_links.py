@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurmmesh.errors import IdentityError, LinkClosed
-from slurmmesh.wire import Frame, FrameDecoder, Kind, Link, Reactor, same_user, wrap
+from slurmmesh.wire import Frame, FrameDecoder, Kind, Link, Reactor, same_user, sharing, wrap
 from slurmmesh.wire.identity import JobAuthority, client_context, peer_name, server_context
 
 
@@ -240,7 +240,8 @@ def test_a_forked_child_neither_speaks_on_a_link_nor_keeps_it(pair):
     assert bytes(b.frames.get(timeout=10).body) == b"from the parent"
 
 
-def test_after_a_send_the_sender_may_change_what_it_sent(reactor):
+def test_after_a_send_the_sender_may_change_what_it_sent(reactor, monkeypatch):
+    monkeypatch.setattr(sharing, "THRESHOLD", 1 << 60)  # through the socket
     ours, theirs = socket.socketpair()
     side = Side(reactor, ours)
     side.opened.get(timeout=10)

