@@ -140,7 +140,13 @@ class ActorError(SlurmmeshError):
 
 
 class SupervisionError(SlurmmeshError, RuntimeError):
-    """A process, host or actor that was needed is gone."""
+    """A process, host or actor that was needed is gone.
+
+    Attributes:
+        about: mesh, rank and number of the actor that is gone, where it is an actor.
+    """
+
+    about: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,7 @@ class HostAgent:
                     incarnation=message.incarnation,
                     job_folder=host.job_folder,
                     credentials=host.credentials,
+                    bootstrap=message.bootstrap,
                 )
             )
             request = ForkRequest(

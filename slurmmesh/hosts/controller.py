@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import json
 import os
@@ -19,15 +20,16 @@ from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ProcMesh
+from slurmmesh.actors.hearing import listeners
 from slurmmesh.actors.messages import Connected, Door
+from slurmmesh.actors.owners import Owner
 from slurmmesh.actors.ports import PORTS
-from slurmmesh.actors.runtime import ProcEvent, register
-from slurmmesh.errors import HostLost, LinkClosed, MeshStopped, SupervisionError
+from slurmmesh.actors.runtime import ProcEvent, ProcOptions, register
+from slurmmesh.errors import HostLost, LinkClosed, MeshStopped, SupervisionError, UsageError
 from slurmmesh.hosts.asks import Asks
 from slurmmesh.hosts.introductions import Introductions
 from slurmmesh.hosts.lifecycle import Lifecycle
-from slurmmesh.hosts.meshes import MeshRecord, RankRecord
+from slurmmesh.hosts.meshes import MeshRecord, RankRecord, SpawnedActor
 from slurmmesh.hosts.messages import (
     HOSTS,
     LogsStream,
@@ -36,13 +38,16 @@ from slurmmesh.hosts.messages import (
     ProcStarted,
     StopProcs,
 )
+from slurmmesh.hosts.owners import Owners
+from slurmmesh.hosts.ownproc import OwnProc
 from slurmmesh.hosts.relay import ANSWERS
 from slurmmesh.hosts.reloading import reload_modules, reload_on_hosts
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.hosts.streams import LogStreams
+from slurmmesh.hosts.supervising import Supervising
 from slurmmesh.hosts.syncing import Choice, SyncedWorkspace, Syncing
 from slurmmesh.shape import Region
-from slurmmesh.supervision import MeshSupervisor, Supervision
+from slurmmesh.supervision import MeshSupervisor
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.dialing import Dialing
 from slurmmesh.wire.driver import Driver
@@ -110,6 +115,14 @@ class Controller:
                 "hosts_of": self.hosts_of,
                 "introduce": self._introduce_proc,
                 "end_of": self._end_of,
+                "spawn_procs": self.spawn_procs,
+                "get_or_create": self.get_or_create,
+                "ready": self.ready,
+                "stop_actors": self.stop_actors,
+                "end_owned": self.end_owned,
+                "describe_hosts": self.describe_hosts,
+                "host_of": self._host_of,
+                "actor_failed": lambda *args: self._supervising.actor_failed(*args),
             }
         )
         register(self)
@@ -117,6 +130,21 @@ class Controller:
             self._reactor, self._lock, self.roster, self._caller, self.job, self.emit
         )
         self._caller.deaths = self._life.deaths
+        self._owners = Owners(self._lock, self._life, self._book, self.stop_procs, self.stop_actors)
+        self._supervising = Supervising(
+            self._reactor,
+            self._lock,
+            self._life.meshes,
+            self._owners.lives,
+            self._tell_actor,
+            lambda: self._life.closing,
+        )
+        self._life.on_dead = self._supervising.procs_died
+        self._life.on_ended = self._owners.process_ended
+        listeners.append(self._supervising.hear)
+        mesh = next(self._mesh_ids)
+        failed = functools.partial(self._supervising.own_actor_failed, mesh)
+        self.own = OwnProc(mesh, self._reactor, job_folder, failed)
         self._introductions = Introductions(self.roster, self._life.meshes, self._dial)
         self._streams = LogStreams(
             lambda mesh: self._life.meshes[mesh].name,
@@ -143,12 +171,10 @@ class Controller:
         hosts: Sequence[int],
         region: Region,
         name: str,
-        *,
-        env: dict[str, str],
-        preload: tuple[str, ...],
-        supervise: Supervision | None,
-    ) -> ProcMesh:
-        """Start a proc for each place of ``region``, evenly over ``hosts`` in order."""
+        owner: Owner,
+        options: ProcOptions,
+    ) -> int:
+        """See ``Runtime.spawn_procs``."""
         self._check_process()
         total = len(region)
         per_host = total // len(hosts)
@@ -162,10 +188,13 @@ class Controller:
                 region,
                 places,
                 per_host,
-                env,
-                preload,
-                MeshSupervisor(supervise, name, total),
+                options.env,
+                options.preload,
+                MeshSupervisor(options.supervise, name, total),
+                owner,
+                options.bootstrap,
             )
+            self._owners.new_mesh(mesh)
             self._life.meshes[mesh.id] = mesh
             self.emit(
                 "procs_spawned",
@@ -173,10 +202,10 @@ class Controller:
                 ranks=list(range(total)),
                 hosts=[self.hosts[place.host].name for place in places],
                 sizes=dict(region.extent),
-                supervised=supervise is not None,
+                supervised=options.supervise is not None,
             )
             self._life.start(mesh, tuple(range(total)), 0)
-        return ProcMesh(self, mesh.id, name, region, region)
+        return mesh.id
 
     # -- what host meshes ask for ---------------------------------------------------------------
 
@@ -221,6 +250,8 @@ class Controller:
         timeout: float | None = None,
     ) -> Future[Any]:
         """See ``Runtime.call``."""
+        if frame.mesh == self.own.mesh:
+            return self.own.call(frame, finish, what, timeout)
         mesh = self._mesh(frame.mesh)
         if mesh.over is not None:
             future: Future[Any] = Future(what)
@@ -230,6 +261,8 @@ class Controller:
 
     def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
         """See ``Runtime.stream``."""
+        if frame.mesh == self.own.mesh:
+            return [self.own.call(frame, lambda values: values[0], what, timeout)]
         mesh = self._mesh(frame.mesh)
         if mesh.over is not None:
             futures: list[Future[Any]] = [Future(what) for _ in frame.ranks]
@@ -240,6 +273,9 @@ class Controller:
 
     def cast(self, frame: Frame) -> None:
         """See ``Runtime.cast``."""
+        if frame.mesh == self.own.mesh:
+            self.own.cast(frame)
+            return
         mesh = self._mesh(frame.mesh)
         if mesh.over is not None:
             raise mesh.over
@@ -260,16 +296,48 @@ class Controller:
 
     def new_actor(self, mesh: int) -> int:
         """See ``Runtime.new_actor``."""
+        if mesh == self.own.mesh:
+            return self.own.new_actor()
         return next(self._mesh(mesh).actors)
 
-    def create(self, frame: Frame, what: str) -> Future[Any]:
+    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
         """See ``Runtime.create``."""
+        what = f"building {name!r}"
+        if frame.mesh == self.own.mesh:
+            self._owners.new_actor(frame.mesh, frame.actor, owner)
+            return self.own.create(frame, name, owner)
         mesh = self._mesh(frame.mesh)
         with self._lock:
             if mesh.over is not None:
                 raise mesh.over
+            self._owners.new_actor(mesh.id, frame.actor, owner)
             mesh.created.append((frame, what))
+            mesh.spawned[frame.actor] = SpawnedActor(name, owner, set(frame.ranks))
             return self._life.create(mesh, frame, what, frame.ranks)
+
+    def get_or_create(self, body: Buffer, buffers: Sequence[Buffer], name: str) -> Future[Any]:
+        """See ``Runtime.get_or_create``."""
+        future: Future[Any] = Future(f"building {name!r}")
+        future.set_result(self.own.get_or_create(body, buffers, name))
+        return future
+
+    def ready(self, mesh: int, ranks: Sequence[int]) -> Future[bool]:
+        """See ``Runtime.ready``."""
+        return self._life.ready(self._mesh(mesh), ranks)
+
+    def describe_hosts(self, hosts: Sequence[int]) -> list[tuple[str, str]]:
+        """See ``Runtime.describe_hosts``."""
+        return [(self.hosts[index].name, self.hosts[index].address) for index in hosts]
+
+    def stop_actors(self, mesh: int, actor: int, ranks: Sequence[int]) -> Future[None]:
+        """See ``Runtime.stop_actors``."""
+        if mesh == self.own.mesh:
+            return self.own.stop_actors(actor)
+        return self._owners.stop_actors(self._mesh(mesh), actor, ranks)
+
+    def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
+        """See ``Runtime.end_owned``."""
+        return self._owners.end_owned(owner, grace_s)
 
     def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
         """See ``Runtime.stop_procs``."""
@@ -318,11 +386,15 @@ class Controller:
 
     def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
         """See ``Runtime.hosts_of``."""
+        if mesh == self.own.mesh:
+            return [self.own.host]
         record = self._mesh(mesh)
         return [self.hosts[record.ranks[rank].host].name for rank in ranks]
 
     def _mesh(self, mesh: int) -> MeshRecord:
         self._check_process()
+        if mesh == self.own.mesh:
+            raise UsageError("this cannot be done to the process of the program itself")
         return self._life.meshes[mesh]
 
     def _check_process(self) -> None:
@@ -363,10 +435,20 @@ class Controller:
         ranks: tuple[int, ...],
         body: bytes,
         buffers: list[bytes],
-        what: str,
+        name: str,
+        owner: Owner,
     ) -> Future[Any]:
         frame = Frame(Kind.CREATE, body, buffers, mesh=mesh, actor=actor, ranks=ranks)
-        return self.create(frame, what)
+        return self.create(frame, name, owner)
+
+    def _tell_actor(self, mesh: MeshRecord | None, frame: Frame) -> None:
+        if mesh is None:
+            self.own.call(frame, lambda _values: None, "an order to an actor")
+        else:
+            self._owners.tell(mesh, frame)
+
+    def _host_of(self, process: ProcessId) -> int:
+        return self._mesh(process.mesh).ranks[process.rank].host
 
     def _take_port(self, frame: Frame) -> None:
         """A proc sends to a port: ours, or that of a proc elsewhere."""
@@ -395,6 +477,9 @@ class Controller:
     def _on_frame(self, host: HostRecord, frame: Frame) -> None:
         if frame.kind in ANSWERS:
             self._life.casting.take(host, frame)
+        elif frame.mesh == self.own.mesh and frame.kind in (Kind.CALL, Kind.CAST):
+            assert host.link is not None
+            self.own.take(host.link, frame)
         elif frame.kind in (Kind.CALL, Kind.CAST):
             self._life.casting.run_errand(host, frame)
         elif frame.kind is Kind.ASK:
@@ -420,7 +505,7 @@ class Controller:
                 self._introductions.forget(message.mesh, message.rank, message.incarnation)
                 self._life.proc_gone(message)
             elif isinstance(message, Connected):
-                self._connected(message, socket.socket(fileno=frame.fds[0]))
+                self._connected(message, socket.socket(fileno=frame.take_fd()))
 
     def _on_host_lost(self, host: HostRecord, reason: str) -> None:
         self._life.host_lost(host, reason)
@@ -456,6 +541,7 @@ class Controller:
             if self.closed:
                 return
             self.expect_end()
+            self.own.close(grace_s)
             with self._lock:
                 for mesh in self._life.meshes.values():
                     mesh.over = mesh.over or MeshStopped("the job was stopped")
@@ -463,6 +549,7 @@ class Controller:
             for mesh in self._life.meshes.values():
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
             self._book.fail_mesh(HOSTS, MeshStopped("the job was stopped"))
+            listeners.remove(self._supervising.hear)
             self.driver.stop()
             self._reactor.stop()
             self._thread.join()

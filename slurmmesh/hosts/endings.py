@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
+from slurmmesh.actors.supervising import MeshFailure
 from slurmmesh.errors import (
     EXIT_INTERRUPTED,
     EXIT_PROGRAM_FAILED,
@@ -15,6 +20,7 @@ from slurmmesh.errors import (
     SubmitError,
     UsageError,
 )
+from slurmmesh.wire.reactor import say
 
 _PLAIN = (UsageError, SetupError, SubmitError, MissingDependencyError)
 """Errors whose text says all: a traceback would only hide it."""
@@ -41,6 +47,27 @@ def explain_errors() -> None:
         _before = sys.excepthook
         sys.excepthook = _hook
 
+
+def unhandled_fault_hook(failure: MeshFailure) -> None:
+    """What becomes of a failure that no actor dealt with, and of which no call told the program.
+
+    It prints ``failure.report()`` to stderr and ends the program, with all of its job, with exit
+    code 1. A program may put a function of its own in its place: ``slurmmesh.unhandled_fault_hook
+    = function``; that runs in a thread of its own.
+    """
+    code = EXIT_PROGRAM_FAILED
+    say(f"slurmmesh: nobody dealt with this: {failure.report()}")
+    for last in at_fault:
+        last(code)
+    atexit._run_exitfuncs()  # the jobs end, and what the program has registered
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+at_fault: list[Callable[[int], object]] = []
+"""Run with the exit code before a fault ends the program."""
 
 _before = sys.excepthook
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.created import Created
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.runtime import ProcEvent
 from slurmmesh.errors import (
@@ -47,6 +49,10 @@ from slurmmesh.wire.reactor import Reactor
 class Lifecycle:
     """Carries out what supervision decides, and tells everyone concerned.
 
+    Attributes:
+        on_dead: told of ranks that died and are not started again.
+        on_ended: told of each process that is gone.
+
     Args:
         lock: guards all records; orders that must arrive in the order of a change to the
             records are posted while it is held.
@@ -72,6 +78,8 @@ class Lifecycle:
         self._job = job
         self._book = caller.book
         self._emit = emit
+        self.on_dead: Callable[[MeshRecord, Sequence[ExitCause]], Any] = _nothing
+        self.on_ended: Callable[[ProcessId], Any] = _nothing
         self.casting = Casting(reactor, lock, roster, self.meshes, caller.book)
 
     # -- orders to hosts ------------------------------------------------------------------------
@@ -93,6 +101,7 @@ class Lifecycle:
                 mesh.env,
                 mesh.preload,
                 hosts if self.casting.by_tree else (),
+                mesh.bootstrap,
             )
             if host.lost is not None or not self._roster.tell(host, order):
                 self._reactor.call_soon(self._lose_ranks, mesh, host, incarnation)
@@ -101,7 +110,9 @@ class Lifecycle:
         self, mesh: MeshRecord, frame: Frame, what: str, ranks: Sequence[int]
     ) -> Future[Any]:
         """Have an actor built on ranks. With the lock held."""
-        call, future = self._book.open(mesh.id, ranks, lambda _values: None, what)
+        call, future = self._book.open(
+            mesh.id, ranks, lambda _values: True, what, future=Created(what)
+        )
         self.post(mesh, replace(frame, call=call, ranks=tuple(ranks)))
         return future
 
@@ -145,6 +156,12 @@ class Lifecycle:
             record.incarnation = started.incarnation
             up = ProcUp(started.rank, host.name, started.pid, started.incarnation)
             mesh.supervisor.handle(up, self._reactor.clock())
+            ready = [start for start in mesh.starts if start[0] == {started.rank}]
+            mesh.starts = [
+                (left, done) for ranks, done in mesh.starts if (left := ranks - {started.rank})
+            ]
+        for _, done in ready:
+            done.set_result(True)
         self._emit(
             "proc_up",
             t=started.at,
@@ -167,6 +184,8 @@ class Lifecycle:
             actions = mesh.supervisor.handle(event, self._reactor.clock())
         self._bury(mesh, gone.cause, gone.expected, gone.at)
         self._act(mesh, actions)
+        if mesh.supervisor.spec is None and mesh.over is None and not gone.expected:
+            self.on_dead(mesh, (gone.cause,))
 
     def host_lost(self, host: HostRecord, reason: str) -> None:
         """A host is gone, and with it the ranks that ran there."""
@@ -204,6 +223,8 @@ class Lifecycle:
         for cause in causes:
             self._bury(mesh, cause, self.closing, at)
         self._act(mesh, actions)
+        if mesh.supervisor.spec is None and mesh.over is None and causes:
+            self.on_dead(mesh, causes)
 
     def _bury(self, mesh: MeshRecord, cause: ExitCause, expected: bool, at: float) -> None:
         """Tell everyone that a rank is gone: who waits for it, the log, subscribers, stops."""
@@ -216,11 +237,15 @@ class Lifecycle:
             ended = [stop for stop in mesh.stops if stop[0] == {rank}]
             mesh.stops = [(waiting - {rank}, done) for waiting, done in mesh.stops]
             mesh.stops = [stop for stop in mesh.stops if stop[0]]
+            failed = [start for start in mesh.starts if rank in start[0]]
+            mesh.starts = [start for start in mesh.starts if rank not in start[0]]
         # What came down the tree the rank's host answers, behind what the rank itself still said.
         by_tree = () if cause.kind == "host_lost" else self.casting.tree
         error = mesh.over or ProcDied(cause)
         self._caller.lost(mesh.id, rank, error, by_tree)
         record.end.set_result(error)
+        for _, starting in failed:
+            starting.set_exception(error)
         self._emit(
             "proc_exited",
             t=at,
@@ -238,6 +263,23 @@ class Lifecycle:
         mesh.forget_if_over()
         for _, done in ended:
             done.set_result(None)
+        self.on_ended(ProcessId(mesh.id, rank, record.incarnation))
+
+    def ready(self, mesh: MeshRecord, ranks: Iterable[int]) -> Future[bool]:
+        """See ``Runtime.ready``."""
+        future: Future[bool] = Created(f"starting {mesh.name!r}")
+        with self._lock:
+            dead = [mesh.ranks[rank] for rank in ranks if mesh.ranks[rank].gone]
+            waiting = {rank for rank in ranks if not mesh.ranks[rank].pid}
+            if mesh.over is not None:
+                future.set_exception(mesh.over)
+            elif dead:
+                future.set_exception(dead[0].end.get(0))
+            elif waiting:
+                mesh.starts.append((waiting, future))
+            else:
+                future.set_result(True)
+        return future
 
     def end_of(self, mesh: int, rank: int, incarnation: int) -> Any:
         """What those are told who waited for an incarnation of a rank; a future while it runs."""
@@ -269,11 +311,13 @@ class Lifecycle:
         lost = last.kind == "host_lost"
         if len(action.ranks) == len(mesh.ranks):
             error = HostLost(last.host, last.detail) if lost else RestartBudgetSpent(action.reason)
+            error.about = (mesh.id, -1, 0)
             with self._lock:
                 mesh.over = mesh.over or error
             self._book.fail_mesh(mesh.id, mesh.over)
         for cause in action.causes if lost else [last]:
             self._publish(mesh, cause.rank, "given_up", time.time(), cause)
+        self.on_dead(mesh, action.causes)
 
     def _restart(self, mesh: MeshRecord, action: RestartRanks) -> None:
         """Start ranks again and build their actors again, under the same references."""
@@ -344,3 +388,7 @@ class Lifecycle:
         )
         for callback in list(mesh.subscribers):
             self._reactor.guard(callback, event)
+
+
+def _nothing(*_args: Any) -> None:
+    """What is told to nobody."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcMesh
+from slurmmesh.actors.owners import new_child
+from slurmmesh.actors.runtime import ProcOptions, Runtime, runtime_of
 from slurmmesh.config import load_settings
 from slurmmesh.errors import UsageError
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.syncing import MAX_BYTES, Choice, SyncedWorkspace, in_background
 from slurmmesh.shape import Extent, Region, Shaped
 from slurmmesh.supervision import Supervision
+from slurmmesh.wire.codec import dumps
 
 
 class HostMesh(Shaped):
     """Hosts of a job. ``region`` covers their indices in the job."""
 
-    def __init__(self, controller: Controller, region: Region) -> None:
-        self._controller = controller
+    def __init__(self, runtime: Runtime, region: Region) -> None:
+        self._runtime = runtime
         self._region = region
 
     @property
@@ -31,17 +35,27 @@ class HostMesh(Shaped):
         return f"HostMesh({self.sizes}: {', '.join(self.names)})"
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._controller, region)
+        return HostMesh(self._runtime, region)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _host_mesh, (self._runtime.job, self._region)
 
     @property
     def names(self) -> list[str]:
         """Names of the hosts."""
-        return [self._controller.hosts[index].name for index in self.region.ranks]
+        return [name for name, _ in self._runtime.describe_hosts(self.region.ranks)]
 
     @property
     def addresses(self) -> list[str]:
         """Addresses under which the hosts reach each other."""
-        return [self._controller.hosts[index].address for index in self.region.ranks]
+        return [address for _, address in self._runtime.describe_hosts(self.region.ranks)]
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Done when the hosts are up, which those of a mesh always were once."""
+        future: Future[bool] = Future("starting hosts")
+        future.set_result(True)
+        return future
 
     def spawn_procs(
         self,
@@ -51,12 +65,13 @@ class HostMesh(Shaped):
         env: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
         supervise: Supervision | None = None,
+        bootstrap: Callable[[], Any] | None = None,
     ) -> ProcMesh:
         """Start procs on each host; returns at once.
 
         The mesh has the dimensions of this one followed by those of ``per_host``; ranks are
         numbered row-major. Each proc gets ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` of its
-        mesh in the environment.
+        mesh in the environment. Procs that an actor spawns end with it.
 
         Args:
             per_host: dimensions and sizes of what is started on each host; None for one proc.
@@ -64,6 +79,9 @@ class HostMesh(Shaped):
             env: added to the environment of each proc.
             preload: modules that each host imports once, before it forks the procs.
             supervise: what to do when procs die; None: nothing is restarted.
+            bootstrap: a function, which may be ``async``, that each proc runs before any actor is
+                built in it; it sees its ``current_rank()``. If it raises the proc ends, and calls
+                fail with ``ProcDied``, which has the last lines of the traceback.
 
         Raises:
             ValueError: a dimension twice, or a size below 1.
@@ -79,14 +97,15 @@ class HostMesh(Shaped):
             _check_variable(key, value)
         inner = Extent.of(per_host or {})
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
-        return self._controller.spawn_procs(
+        region = Region(extent)
+        mesh = self._runtime.spawn_procs(
             self.region.ranks,
-            Region(extent),
+            region,
             name,
-            env=environment,
-            preload=tuple(preload),
-            supervise=supervise,
+            new_child(self._runtime),
+            ProcOptions(environment, tuple(preload), supervise, _packed(bootstrap)),
         )
+        return ProcMesh(self._runtime, mesh, name, region, region)
 
     def sync_workspace(
         self,
@@ -115,7 +134,7 @@ class HostMesh(Shaped):
         Raises:
             UsageError: there is no such folder, it is that of the jobs, or a rule is no text.
         """
-        controller = self._controller
+        controller = self._controller("copied to")
         jobs = [load_settings().job_root, controller.roster.job_folder]
         choice = Choice.of(folder, exclude, max_bytes, filter(None, jobs))
         hosts = self.region.ranks
@@ -127,11 +146,34 @@ class HostMesh(Shaped):
     @property
     def stopped(self) -> bool:
         """Whether the job of these hosts has been stopped."""
-        return self._controller.closed
+        return isinstance(self._runtime, Controller) and self._runtime.closed
 
     def stop(self) -> None:
         """End the job's hosts and all that runs on them. The mesh is of no use afterwards."""
-        self._controller.close()
+        self._controller("stopped").close()
+
+    def _controller(self, what: str) -> Controller:
+        if not isinstance(self._runtime, Controller):
+            raise UsageError(f"hosts are {what} by the program itself, not by an actor")
+        return self._runtime
+
+
+def _host_mesh(job: str, region: Region) -> HostMesh:
+    return HostMesh(runtime_of(job), region)
+
+
+def _packed(bootstrap: Callable[[], Any] | None) -> bytes:
+    if bootstrap is None:
+        return b""
+    if not callable(bootstrap):
+        raise UsageError(f"bootstrap is a function without arguments, not {bootstrap!r}")
+    try:
+        body, buffers = dumps(bootstrap)
+    except Exception as error:
+        raise UsageError(f"the bootstrap function cannot be sent: {error}") from error
+    if buffers:
+        raise UsageError("the bootstrap function holds arrays: load them in it instead")
+    return body
 
 
 def _check_variable(key: object, value: object) -> None:

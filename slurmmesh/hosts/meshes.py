@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmmesh.actors.future import Future
+from slurmmesh.actors.owners import ROOT, Owner
 from slurmmesh.actors.runtime import ProcEvent
 from slurmmesh.errors import ExitCause, SupervisionError
 from slurmmesh.shape import Region
@@ -34,15 +35,27 @@ class RankRecord:
 
 
 @dataclass
+class SpawnedActor:
+    """An actor mesh: its name, who spawned it, and where it has not been stopped."""
+
+    name: str
+    owner: Owner
+    ranks: set[int]
+
+
+@dataclass
 class MeshRecord:
     """One proc mesh: its ranks, its rules, and how to build its actors again.
 
     Attributes:
         created: CREATE frames in the order they were sent, with the ranks each is for.
+        spawned: actor meshes by the number of their actor.
         actors: numbers of actors to come.
         deaths: the latest that nobody asked for, with the loop's time of each.
         over: set when the mesh was stopped or given up; raised by later calls.
         stops: futures of ``stop()`` with the ranks each still waits for.
+        starts: futures of ``initialized``, likewise.
+        bootstrap: a pickled function that each proc runs first; empty for none.
     """
 
     id: int
@@ -53,9 +66,13 @@ class MeshRecord:
     env: dict[str, str]
     preload: tuple[str, ...]
     supervisor: MeshSupervisor
+    owner: Owner = ROOT
+    bootstrap: bytes = b""
+    spawned: dict[int, SpawnedActor] = field(default_factory=dict)
     created: list[tuple[Frame, str]] = field(default_factory=list)
     subscribers: list[Callable[[ProcEvent], Any]] = field(default_factory=list)
     stops: list[tuple[set[int], Future[None]]] = field(default_factory=list)
+    starts: list[tuple[set[int], Future[bool]]] = field(default_factory=list)
     actors: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     over: SupervisionError | None = None
     deaths: deque[tuple[float, ExitCause]] = field(default_factory=lambda: deque(maxlen=8))

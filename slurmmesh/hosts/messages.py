@@ -69,6 +69,7 @@ class SpawnProcs:
         hosts: indices of the mesh's hosts, in order; empty where none reaches another.
         job: names the controller, see ``Runtime.job``.
         env: added to the environment of each.
+        bootstrap: see ``ProcWelcome``.
     """
 
     mesh: int
@@ -81,6 +82,7 @@ class SpawnProcs:
     env: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     hosts: Sequence[int] = ()
+    bootstrap: bytes = b""
 
 
 @dataclass(frozen=True)

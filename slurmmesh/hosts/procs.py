@@ -144,7 +144,7 @@ class HostedProc:
     def stop(self, grace_s: float) -> None:
         """End it in order; kill it after ``grace_s`` seconds."""
         self.expected = self._stopped = True
-        self.send(Frame(Kind.CONTROL, dumps(StopProc())[0]))
+        self.send(Frame(Kind.CONTROL, dumps(StopProc(grace_s))[0]))
         if self._grace is None:
             self._grace = self._reactor.call_later(grace_s, self.kill)
 

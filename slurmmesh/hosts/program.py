@@ -23,7 +23,7 @@ from slurmmesh.errors import (
     EXIT_PROGRAM_FAILED,
     UsageError,
 )
-from slurmmesh.hosts.endings import explain
+from slurmmesh.hosts.endings import at_fault, explain
 from slurmmesh.hosts.job import Job, start_job
 from slurmmesh.record import this_process, write_record
 
@@ -35,6 +35,7 @@ def main() -> NoReturn:
     arguments = sys.argv[1:]
     sys.argv = arguments or [""]  # what the program, and the job's first event, see
     signal.signal(signal.SIGTERM, _terminate)
+    at_fault.append(lambda code: _write_ended(record, code))
     code = EXIT_PROGRAM_FAILED
     job: Job | None = None
     record = _record_of(os.environ)
@@ -50,7 +51,7 @@ def main() -> NoReturn:
         signal.signal(signum, signal.SIG_IGN)
     if job is not None:
         job.close(code)
-    _write_record({**record, "ended": time.time(), "exit_code": code})
+    _write_ended(record, code)
     # What is left is the user's own: threads that must end, and functions to run at exit.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
@@ -130,6 +131,10 @@ def _tell_start(record: dict[str, Any]) -> None:
     hosts = "1 host" if record["nodes"] == 1 else f"{record['nodes']} hosts"
     folder = os.environ["SLURMMESH_JOB_FOLDER"]
     print(f"slurmmesh: job {record['job_id']} on {hosts}, logs in {folder}", file=sys.stderr)
+
+
+def _write_ended(record: dict[str, Any], code: int) -> None:
+    _write_record({**record, "ended": time.time(), "exit_code": code})
 
 
 def _write_record(record: dict[str, Any]) -> None:

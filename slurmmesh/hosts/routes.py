@@ -18,7 +18,7 @@ from typing import Any
 
 from slurmmesh.errors import LinkClosed
 from slurmmesh.hosts.relay import Closer, Way
-from slurmmesh.wire.frames import ACKED, AGAIN, STREAM, Frame, Kind
+from slurmmesh.wire.frames import ACKED, AGAIN, STREAM, URGENT, Frame, Kind
 from slurmmesh.wire.gather import Gather
 from slurmmesh.wire.tree import FAN_OUT, Branch, plan
 
@@ -110,7 +110,7 @@ class Routes(Container[int]):
         frame = replace(
             frame,
             buffers=[bytes(buffer) for buffer in frame.buffers],
-            flags=frame.flags & STREAM | ACKED,
+            flags=frame.flags & (STREAM | URGENT) | ACKED,
         )
         with self._lock:
             if not straight and self._may_wait():

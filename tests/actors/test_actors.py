@@ -290,7 +290,7 @@ def test_what_is_wrong_at_the_caller_is_said_before_anything_is_sent(actors, pro
 
 def test_an_endpoint_may_not_take_the_name_of_something_a_mesh_has(procs, actors):
     names = ["slice", *vars(actors)]
-    assert {"name", "initialized"} < set(names)
+    assert "name" in names
     for name in names:
         clash = type("Clash", (sm.Actor,), {name: sm.endpoint(lambda self: None)})
         with pytest.raises(ValueError, match=f"rename the endpoint '{name}'"):
