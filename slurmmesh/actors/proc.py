@@ -176,12 +176,12 @@ class _Proc:
             elif isinstance(message, WriteLogs):
                 write_from(message.level)
             elif isinstance(message, TakeLink):
-                self._take_link(socket.socket(fileno=frame.fds[0]))
+                self._take_link(socket.socket(fileno=frame.take_fd()))
             elif isinstance(message, OpenDoor):
                 self._open_door()
             elif isinstance(message, Connected):
                 assert self._runtime is not None
-                sock = socket.socket(fileno=frame.fds[0])
+                sock = socket.socket(fileno=frame.take_fd())
                 self._runtime.caller.connected(
                     message.mesh, message.rank, message.incarnation, sock
                 )

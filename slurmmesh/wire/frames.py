@@ -23,6 +23,7 @@ body         8 length of the body
 from __future__ import annotations
 
 import enum
+import mmap
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ VERSION = 2
 HEADER = struct.Struct("<2sBBHHIQIIQ")
 MAX_BUFFERS = 0xFFFF
 MAX_RANKS = 1 << 20
-MAX_FDS = 0xFF
+MAX_FDS = 64
 MAX_SIZE = 1 << 40
 """Largest body or buffer in bytes: a bound against nonsense, far above any real payload."""
 STREAM = 1
@@ -52,6 +53,9 @@ URGENT = 16
 
 _SMALL = 1 << 14
 """Below this many missing bytes a copy is cheaper than a receive call of its own."""
+
+_LAZY = 16 << 20
+"""From so many bytes on, memory that is made as it is written to is not slower."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -117,6 +121,17 @@ class Frame:
     flags: int = 0
     fds: Sequence[int] = field(default=(), compare=False)
 
+    def take_fd(self) -> int:
+        """One of the descriptors that came with it; whoever takes it closes it.
+
+        Raises FrameError if there is none. The link closes those that nobody took.
+        """
+        if not self.fds:
+            raise FrameError("a descriptor was to come with this message")
+        fd, *rest = self.fds
+        self.fds = tuple(rest)
+        return fd
+
     def parts(self, fds: int = 0) -> list[Buffer]:
         """The frame as byte strings to send one after the other (payloads are not copied).
 
@@ -157,12 +172,20 @@ class Frame:
         return [head, body, *(buffer for buffer in buffers if len(buffer))]
 
 
+def _memory(size: int) -> bytearray | memoryview:
+    """Writable memory of ``size`` bytes. Much of it is the kernel's to give as it is written to:
+    a peer that only claims to send much does not cost us that much."""
+    if size < _LAZY:
+        return bytearray(size)
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 class _Payload:
     """Body and buffers of a frame of which much is missing: memory, filled in place."""
 
     __slots__ = ("counts", "frame", "segments")
 
-    def __init__(self, frame: Frame, segments: list[bytearray]) -> None:
+    def __init__(self, frame: Frame, segments: list[bytearray | memoryview]) -> None:
         self.frame = frame
         self.segments = segments
         # Bytes received: those up to some step, and those of each receive call since then.
@@ -282,6 +305,8 @@ class FrameDecoder:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds += tuple(memoryview(data[: len(data) // 4 * 4]).cast("i"))
         self._state = (came, 0, payload, [], fds)
+        if len(fds) > MAX_FDS:
+            raise FrameError(f"{len(fds)} descriptors came that no frame speaks of")
 
     def space(self) -> memoryview | None:
         """Where the next bytes belong, if enough are missing to be worth receiving in place."""
@@ -356,8 +381,8 @@ class FrameDecoder:
     def _begin(
         self, frame: Frame, size: int, sizes: tuple[int, ...], data: bytes, start: int
     ) -> None:
-        body = bytearray(size)
-        frame.buffers = buffers = [bytearray(length) for length in sizes]
+        body = _memory(size)
+        frame.buffers = buffers = [_memory(length) for length in sizes]
         frame.body = body
         segments = [segment for segment in (body, *buffers) if segment]
         self._state = (data, start, _Payload(frame, segments), *self._state[3:])

@@ -21,7 +21,7 @@ from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import SHARED, Buffer, Frame, FrameDecoder
+from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
 from slurmmesh.wire.sharing import Sharing
@@ -33,7 +33,7 @@ HIGH_WATER = 64 << 20
 _CHUNK = 1 << 16
 _READS_A_TURN = 64
 _MAX_PARTS = 64
-ONE_READ = ((_CHUNK,), (socket.CMSG_SPACE(4 * 64),), (socket.MSG_CMSG_CLOEXEC,))
+ONE_READ = ((_CHUNK,), (socket.CMSG_SPACE(4 * MAX_FDS),), (socket.MSG_CMSG_CLOEXEC,))
 """Arguments of ``recvmsg``, each for ``map``: bytes, room for descriptors, not inherited."""
 
 
@@ -341,6 +341,9 @@ class Link:
                     self._receive_shared(frame)
                 else:
                     self._reactor.guard(self._on_frame, self, frame)
+                if frame.fds:  # nobody has taken them
+                    _close_all(frame.fds)
+                    frame.fds = ()
                 if self.closed:
                     return False
         except (FrameError, MemoryError) as error:

@@ -278,3 +278,29 @@ def test_a_link_that_finishes_says_all_and_ends_when_the_peer_hangs_up(reactor, 
         reason = side.closed.get(timeout=10)
         assert reason == "closed by the peer"
         side.closed.put(reason)  # the fixture waits for it, too
+
+
+def test_descriptors_that_nobody_takes_are_closed(reactor):
+    ours, theirs = socket.socketpair()
+    side = Side(reactor, ours)
+    side.opened.get(timeout=10)
+    before = len(os.listdir("/proc/self/fd"))
+    head = b"".join(bytes(part) for part in Frame(Kind.CONTROL, b"take this").parts(2))
+    for _ in range(40):
+        socket.send_fds(theirs, [head], [0, 1])
+        assert side.frames.get(timeout=10).kind is Kind.CONTROL
+    theirs.close()
+    side.closed.get(timeout=10)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_descriptors_that_no_frame_speaks_of_end_the_link(reactor):
+    ours, theirs = socket.socketpair()
+    side = Side(reactor, ours)
+    side.opened.get(timeout=10)
+    plain = b"".join(bytes(part) for part in Frame(Kind.PING).parts())
+    with contextlib.suppress(OSError):
+        for _ in range(10):
+            socket.send_fds(theirs, [plain], [0] * 20)
+    assert "descriptors" in side.closed.get(timeout=10)
+    theirs.close()
