@@ -240,6 +240,8 @@ class FrameDecoder:
             self.incoming.append((data, [], 0, None))
         if self.incoming:
             self._take()
+            if len(self._state[4]) > MAX_FDS:
+                raise FrameError("descriptors came that no frame speaks of")
         while True:
             rest, position, payload, incoming, fds = self._state
             if payload is not None:
@@ -305,8 +307,6 @@ class FrameDecoder:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds += tuple(memoryview(data[: len(data) // 4 * 4]).cast("i"))
         self._state = (came, 0, payload, [], fds)
-        if len(fds) > MAX_FDS:
-            raise FrameError(f"{len(fds)} descriptors came that no frame speaks of")
 
     def space(self) -> memoryview | None:
         """Where the next bytes belong, if enough are missing to be worth receiving in place."""
