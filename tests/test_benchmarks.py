@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -243,19 +244,40 @@ def test_the_rows_go_on_without_a_peer_that_fails_or_is_not_there(tmp_path):
     assert row["ours"]["n"] == row["peers"]["floor"]["n"] == 60
 
 
+SMALL = {
+    "procs": 2,
+    "actors": 2,
+    "mib": 1,
+    "seconds": 0.1,
+    "count": 2,
+    "outstanding": 20,
+    "messages": 20,
+}
+
+
+def small_cases():
+    """Each kind of case once, with little to do."""
+    found = {}
+    for case in cases(quick=True):
+        kind = {key: value for key, value in case.options.items() if key not in SMALL}
+        options = {**kind, **{key: SMALL[key] for key in case.options if key in SMALL}}
+        found[json.dumps([case.measure, options])] = dataclasses.replace(case, options=options)
+    return [
+        pytest.param(peer, case, id=f"{peer.name}-{case.title}")
+        for case in found.values()
+        for peer in (ALL["ours"], ALL["floor"])
+        if case.fits(peer)
+    ]
+
+
 @pytest.mark.slow
-def test_the_actor_runtime_is_measured_beside_the_floor(tmp_path):
-    path = tmp_path / "out.json"
-    words = ["--peers", "floor", "--quick", "--rounds", "1", "--json", str(path)]
-    done = run_actor_runtime(*words)
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
-    wanted = {
-        metric.name: case.fits(ALL["floor"])
-        for case in cases(quick=True)
-        for metric in case.metrics.values()
-    }
-    assert list(rows) == list(wanted)
-    for name, has_floor in wanted.items():
-        assert ("floor" in rows[name]["peers"]) == has_floor
-        assert name in done.stdout
+@pytest.mark.parametrize(("peer", "case"), small_cases())
+def test_a_measurement_gives_the_samples_of_its_rows(peer, case, tmp_path):
+    path = tmp_path / "samples.json"
+    words = [peer.name, case.measure, json.dumps(case.options), str(path)]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.actor_runtime.measures", *words], cwd=ROOT, check=True
+    )
+    samples = json.loads(path.read_text())
+    assert samples.keys() == case.metrics.keys()
+    assert all(len(each) == case.options.get("count", 1) for each in samples.values())
