@@ -347,7 +347,7 @@ def test_stop_ends_the_running_message_drops_the_queue_and_cleans_up(hosts, tmp_
     procs = hosts.spawn_procs(name="cleaner")
     actors = procs.spawn("cleaner", Cleaner, str(tmp_path / "clean"))
     started, until = tmp_path / "started", tmp_path / "until"
-    assert procs.spawn("idle", Cleaner, str(tmp_path / "idle")).initialized.get(20) is None
+    assert procs.spawn("idle", Cleaner, str(tmp_path / "idle")).initialized.get(20)
     one = actors.slice(hosts=1)
     running = one.busy.call_one(str(started), str(until))
     queued = one.busy.call_one(str(started), str(tmp_path / "never"))

@@ -112,8 +112,9 @@ def test_a_bootstrap_that_raises_fails_its_rank_with_its_text(hosts):
 def test_a_bootstrap_is_checked_before_anything_starts(hosts):
     with pytest.raises(UsageError, match="function"):
         hosts.spawn_procs(bootstrap="boot")
+    lock = threading.Lock()
     with pytest.raises(UsageError, match="cannot be sent"):
-        hosts.spawn_procs(bootstrap=lambda lock=threading.Lock(): None)
+        hosts.spawn_procs(bootstrap=lambda: lock.locked())
 
 
 def test_initialized_is_there_on_every_kind_of_mesh(hosts, procs, tmp_path):
