@@ -84,25 +84,12 @@ class BatchLink(Link):
 
     def _post_items(self, body: bytes) -> None:
         """``Link.post`` of a frame with this body, with as few steps as it takes."""
-        if self._queue or not self.peer or self.closed or self._tls is not None:
+        if self._out.queue or not self.peer or self.closed or self._tls is not None:
             super().post(Frame(self._kind, body))
             return
-        data = batch_bytes(self._kind, body)
         self._posting = threading.get_ident()
         try:
-            begin = self._sent
-            writes: list[int] = []
-            self._progress = (begin, writes)
-            self._queue.append((begin + len(data), data, ()))
-            try:
-                writes.extend(map(self._sock.send, (data,)))  # in one step, see Link
-            except OSError:
-                writes.append(0)  # it is full, or broken: the reading side tells that
-            sent = self._sent
-            if sent == begin + len(data):
-                self._queue.popleft()
-                self._progress = (sent, [])
-            else:
+            if not self._out.send_alone(batch_bytes(self._kind, body)):
                 self._reactor.call_soon(self._update_interest)
         finally:
             self._posting = 0

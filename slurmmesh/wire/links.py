@@ -6,23 +6,21 @@ has proved who it is, no byte of it is decoded.
 
 from __future__ import annotations
 
-import array
-import collections
 import contextlib
-import itertools
 import os
 import socket
 import ssl
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from slurmmesh.errors import FrameError, IdentityError, LinkClosed
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import Revoked, handshake_error
+from slurmmesh.wire.outgoing import Outgoing, close_all
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
 from slurmmesh.wire.sharing import Sharing
 
@@ -82,11 +80,7 @@ class Link:
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._wakers: list[Callable[[], Any]] = []
-        # What is to be sent, each part with the position in the stream at which it ends, and the
-        # descriptors that go with its first byte.
-        self._queue: collections.deque[tuple[int, Buffer, tuple[int, ...]]] = collections.deque()
-        # Bytes sent: those up to some write, and those of each write since then.
-        self._progress: tuple[int, list[int]] = (0, [])
+        self._out = Outgoing(sock)
         self._posting = 0
         self._more = True
         self._finishing = False
@@ -160,30 +154,19 @@ class Link:
                 self._posting = 0
             if placed is not None:
                 placed.sent()
-            if self._queue:
+            if self._out.queue:
                 self._reactor.call_soon(self._update_interest)
         return position
 
     def _enqueue(self, parts: list[Buffer], fds: tuple[int, ...]) -> int:
         if self.closed:
-            _close_all(fds)
+            close_all(fds)
             raise LinkClosed(f"the link to {self.peer or 'a peer'} is closed")
-        queue = self._queue
-        direct = not queue and self.peer
-        end = self._end
-        if len(parts) == 1:
-            end += len(parts[0])
-            queue.append((end, parts[0], fds))
-        else:
-            entries = []
-            for part in parts:
-                end += len(part)
-                entries.append((end, part, fds))
-                fds = ()
-            queue.extend(entries)
+        direct = not self._out.queue and self.peer
+        end = self._out.put(parts, fds)
         if direct:
             with contextlib.suppress(OSError):  # a broken link is told by the reading side
-                self._flush()
+                self._out.flush()
         return end
 
     def _post_late(self, frame: Frame, fds: tuple[int, ...] = ()) -> None:
@@ -201,25 +184,25 @@ class Link:
         False if ``timeout`` seconds were not enough. Not in the reactor's thread.
         """
         with self._lock:
-            goal = self._end if position is None else position
-        if self._sent >= goal or self.closed:
+            goal = self._out.end if position is None else position
+        if self._out.sent >= goal or self.closed:
             return True
         if self._driver is not None:
             return self._driver.wait(_Sent(self, goal), timeout)
         with self._lock:
-            return self._room.wait_for(lambda: self._sent >= goal or self.closed, timeout)
+            return self._room.wait_for(lambda: self._out.sent >= goal or self.closed, timeout)
 
     @property
     def has_unsent(self) -> bool:
         """Whether something waits for the socket to take it."""
-        return bool(self._queue)
+        return bool(self._out.queue)
 
     def when_sent(self, callback: Callable[[], Any]) -> None:
         """Call back once all that is queued now has left, or never will. In the reactor's thread.
 
         ``callback`` must not wait.
         """
-        sent = _Sent(self, self._end)
+        sent = _Sent(self, self._out.end)
 
         def wake() -> None:
             if sent.done():
@@ -342,7 +325,7 @@ class Link:
                 else:
                     self._reactor.guard(self._on_frame, self, frame)
                 if frame.fds:  # nobody has taken them
-                    _close_all(frame.fds)
+                    close_all(frame.fds)
                     frame.fds = ()
                 if self.closed:
                     return False
@@ -376,66 +359,18 @@ class Link:
             return
         try:
             with self._lock:
-                self._flush()
+                self._out.flush()
                 self._tell_room()
-                if self._finishing and not self._queue:
+                if self._finishing and not self._out.queue:
                     # Not the method of an SSLSocket, which would forget about TLS.
                     socket.socket.shutdown(self._sock, socket.SHUT_WR)
         except OSError as error:
             return self._shut(f"broken: {error}")
         return self._update_interest()
 
-    @property
-    def _sent(self) -> int:
-        base, writes = self._progress
-        return base + sum(writes) if writes else base
-
-    @property
-    def _end(self) -> int:
-        """Position at which all that was ever queued ends. With the lock held."""
-        return self._queue[-1][0] if self._queue else self._sent
-
-    def _flush(self) -> None:
-        """Send as much of the queue as the socket takes. With the lock held."""
-        queue = self._queue
-        try:
-            while True:
-                sent = self._sent
-                while queue and queue[0][0] <= sent:
-                    if queue[0][2]:
-                        _close_all(queue[0][2])
-                    queue.popleft()
-                self._progress = (sent, [])
-                if not queue:
-                    return
-                # Write and note in one step of the interpreter.
-                self._progress[1].extend(self._write(sent))
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return
-
-    def _write(self, sent: int) -> Iterable[int]:
-        """A write of what comes next, which takes place when it is asked for its count."""
-        end, first, fds = self._queue[0]
-        begin = len(first) - (end - sent)
-        if begin:
-            first = memoryview(first)[begin:]
-        if self._tls is not None:
-            return map(self._tls._sslobj.write, (first,))  # type: ignore[attr-defined]
-        if fds and not begin:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-            return map(self._sock.sendmsg, ([first],), ([rights],))
-        if len(self._queue) == 1:
-            return map(self._sock.send, (first,))
-        parts = [first]
-        for _, part, fds in itertools.islice(self._queue, 1, _MAX_PARTS):
-            if fds:
-                break
-            parts.append(part)
-        return map(self._sock.sendmsg, (parts,))
-
     def _update_interest(self) -> None:
         if not self.closed and self.peer:
-            self._watch(READ | WRITE if self._queue else READ)
+            self._watch(READ | WRITE if self._out.queue else READ)
 
     def _watch(self, events: int) -> None:
         if events != self._events or not self.peer:
@@ -448,10 +383,10 @@ class Link:
             return
         with self._lock:
             self.closed = True
-            self._drop_queue()
+            self._out.drop()
             self._tell_room()
         _open_links.discard(self)
-        _close_all(self._decoder.forsake())
+        close_all(self._decoder.forsake())
         if self._sharing is not None:
             self._sharing.close()
         if self._deadline is not None:
@@ -466,7 +401,7 @@ class Link:
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self.closed = True
-        self._drop_queue()
+        self._out.drop()
         if self._sharing is not None:
             self._sharing.forget()
         with contextlib.suppress(OSError):
@@ -478,16 +413,6 @@ class Link:
             self._driver.poke()
         for wake in list(self._wakers):
             wake()
-
-    def _drop_queue(self) -> None:
-        for _, _, fds in self._queue:
-            _close_all(fds)
-        self._queue.clear()
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 _NO_ANCILLARY: tuple[Any, ...] = (([],), (0,), (None,))
@@ -502,7 +427,7 @@ class _Sent:
         self._goal = goal
 
     def done(self) -> bool:
-        return self._link._sent >= self._goal or self._link.closed
+        return self._link._out.sent >= self._goal or self._link.closed
 
     def add_waker(self, wake: Callable[[], Any]) -> None:
         self._link._wakers.append(wake)

@@ -101,7 +101,7 @@ def test_a_slow_reader_holds_the_sender_back(reactor):
     sender = threading.Thread(target=flood)
     sender.start()
     assert sent.acquire(timeout=10)
-    assert side.link._end - side.link._sent <= (64 + 32) << 20
+    assert side.link._out.end - side.link._out.sent <= (64 + 32) << 20
     theirs.close()
     assert side.closed.get(timeout=10)
     sender.join(10)
