@@ -19,7 +19,7 @@ PLAIN_SIZE = 1024
 
 _MAX_ITEMS = 32
 _APART_S = 0.0002
-"""A message that comes so long after the last batch goes at once, alone."""
+"""A message that comes so long after the last batch, of any link, goes at once, alone."""
 
 
 class BatchLink(Link):
@@ -34,7 +34,6 @@ class BatchLink(Link):
     """
 
     _kind = Kind.CALLS
-    _sent_at = 0.0
     _announced = False
 
     def __init__(
@@ -57,7 +56,7 @@ class BatchLink(Link):
             self._kind = kind
         batch = self._batch
         batch.append(item)
-        if len(batch) >= _MAX_ITEMS or time.monotonic() - self._sent_at > _APART_S:
+        if len(batch) >= _MAX_ITEMS or time.monotonic() - self._reactor.sent_at > _APART_S:
             self.flush()
         elif not self._announced:
             self._announced = True
@@ -74,7 +73,7 @@ class BatchLink(Link):
                     self._post_items(pickle.dumps(batch, 5))
                 finally:
                     del self._batch[: len(batch)]
-                    self._sent_at = time.monotonic()
+                    self._reactor.sent_at = time.monotonic()
 
     def post(self, frame: Frame, fds: tuple[int, ...] = ()) -> int:
         """See ``Link.post``."""

@@ -85,6 +85,8 @@ class Reactor:
         self.waiting = False
         """Whether a thread waits for news in here."""
         self.raising = False
+        self.sent_at = 0.0
+        """When one of its links last sent a batch, by ``time.monotonic``."""
         self._calls: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )
