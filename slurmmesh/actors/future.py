@@ -82,6 +82,10 @@ class Future(Generic[T]):
         it does not mind to stop a running event loop for a short time."""
         return self.done() or self._wait_here(timeout)
 
+    def peek(self) -> BaseException | None:
+        """The error it has, or None. For callbacks that pass it on to who has asked."""
+        return self._error
+
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
         """Call ``callback(self)`` once done: at once if it is, else in the thread that finds out.
 
@@ -133,7 +137,7 @@ class Future(Generic[T]):
             _call_all(wakers)
 
     def _tell_of(self, error: SupervisionError) -> None:
-        hear(error)
+        hear(error, error.about)
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.done():

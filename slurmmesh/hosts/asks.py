@@ -59,7 +59,7 @@ class Asks:
 
 
 def _outcome_of(future: Future[Any]) -> tuple[Any, BaseException | None]:
-    error = future.exception(0)
+    error = future.peek()
     return (None, error) if error is not None else (future.get(0), None)
 
 

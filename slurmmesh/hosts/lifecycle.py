@@ -111,7 +111,7 @@ class Lifecycle:
     ) -> Future[Any]:
         """Have an actor built on ranks. With the lock held."""
         call, future = self._book.open(
-            mesh.id, ranks, lambda _values: True, what, future=Created(what)
+            mesh.id, ranks, lambda _values: True, what, future=Created(what, mesh.id, frame.actor)
         )
         self.post(mesh, replace(frame, call=call, ranks=tuple(ranks)))
         return future
@@ -267,7 +267,7 @@ class Lifecycle:
 
     def ready(self, mesh: MeshRecord, ranks: Iterable[int]) -> Future[bool]:
         """See ``Runtime.ready``."""
-        future: Future[bool] = Created(f"starting {mesh.name!r}")
+        future: Future[bool] = Created(f"starting {mesh.name!r}", mesh.id)
         with self._lock:
             dead = [mesh.ranks[rank] for rank in ranks if mesh.ranks[rank].gone]
             waiting = {rank for rank in ranks if not mesh.ranks[rank].pid}
@@ -344,7 +344,7 @@ class Lifecycle:
         def one_built(rank: int, future: Future[Any]) -> None:
             nonlocal missing
             missing -= 1
-            error = future.exception(0)
+            error = future.peek()
             if error is not None and rank not in failed:
                 failed.add(rank)
                 if isinstance(error, ActorError):

@@ -86,7 +86,11 @@ class OwnProc:
         """See ``Runtime.create``."""
         what = f"building {name!r}"
         call, future = self._book.open(
-            self.mesh, (0,), lambda _values: True, what, future=Created(what)
+            self.mesh,
+            (0,),
+            lambda _values: True,
+            what,
+            future=Created(what, self.mesh, frame.actor),
         )
         number = frame.actor
         message = self._message(replace(frame, call=call))

@@ -5,7 +5,8 @@ which its proc tells as any failure of an actor, so that the next owner up has i
 
 At the root there is no actor. There a failure is *heard* if a call of the program got its error:
 one that was open, or one made within ``LISTEN_S`` seconds. Nobody is told twice: the hook is for
-failures that nobody heard of, of procs that have no subscriber (``ProcMesh.on_event``).
+failures that nobody heard of, of procs that have no subscriber (``ProcMesh.on_event``). Ranks that
+failed together are heard of together: a call to all of them has the error of one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.hearing import About
 from slurmmesh.actors.owners import ROOT, Owner
 from slurmmesh.actors.supervising import MeshFailure, RankFailure, Supervise, order
-from slurmmesh.errors import ActorError, ExitCause, HostLost, MeshStopped, ProcDied
+from slurmmesh.errors import ExitCause, HostLost, MeshStopped, ProcDied
 from slurmmesh.hosts.endings import unhandled_fault_hook
 from slurmmesh.hosts.meshes import MeshRecord
 from slurmmesh.wire.frames import Frame
@@ -88,15 +90,13 @@ class Supervising:
         self._own[actor] = name, owner
         self._reactor.call_soon(self._gather, mesh, actor, failure)
 
-    def hear(self, error: BaseException) -> None:
+    def hear(self, error: BaseException, about: About | None) -> None:
         """A call of the program got this error. From any thread."""
-        key: Hashable = getattr(error, "about", None)
+        key: Hashable = about
         if isinstance(error, ProcDied):
             key = error.cause
         elif isinstance(error, HostLost):
             key = error.host
-        elif isinstance(error, ActorError):
-            key = error.actor, error.rank
         if key is not None:
             with self._heard_lock:
                 self._heard[key] = None
@@ -150,16 +150,16 @@ class Supervising:
         if died and record is not None and record.subscribers:
             return
         with self._heard_lock:
-            keys = (key for rank in failure.ranks for key in _keys(mesh, actor, failure, rank))
+            keys = (key for rank in failure.ranks for key in _keys(mesh, actor, rank))
             if any(key in self._heard for key in keys):
                 return
         threading.Thread(target=_call_hook, args=(failure,), name="slurmmesh-fault").start()
 
 
-def _keys(mesh: int, actor: int, failure: MeshFailure, rank: RankFailure) -> list[Hashable]:
+def _keys(mesh: int, actor: int, rank: RankFailure) -> list[Hashable]:
     """By what errors such a failure is heard of."""
     if rank.cause is None:
-        return [(mesh, rank.rank, actor), (failure.mesh_name, rank.rank)]
+        return [(mesh, rank.rank, actor)]
     return [rank.cause, (mesh, -1, 0), *([rank.host] if rank.cause.kind == "host_lost" else [])]
 
 
