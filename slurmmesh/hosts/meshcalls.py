@@ -1,0 +1,206 @@
+"""What meshes ask of the controller (``actors/runtime.py``) about meshes that there are."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.direct import Place
+from slurmmesh.actors.future import Future
+from slurmmesh.actors.owners import Owner
+from slurmmesh.actors.runtime import ProcEvent
+from slurmmesh.errors import MeshStopped, SupervisionError, UsageError
+from slurmmesh.hosts.lifecycle import Lifecycle
+from slurmmesh.hosts.meshes import MeshRecord, SpawnedActor
+from slurmmesh.hosts.messages import StopProcs
+from slurmmesh.hosts.owners import Owners
+from slurmmesh.hosts.ownproc import OwnProc
+from slurmmesh.hosts.reloading import reload_modules
+from slurmmesh.hosts.roster import HostRecord, Roster
+from slurmmesh.hosts.streams import LogStreams
+from slurmmesh.wire.frames import Buffer, Frame, Kind
+
+
+class MeshCalls:
+    """The controller's meshes, for its own threads and (``hosts/asks.py``) for procs.
+
+    Attributes:
+        roster, hosts: the hosts, and their records by index.
+        own: the program's own process as a mesh.
+    """
+
+    roster: Roster
+    hosts: list[HostRecord]
+    own: OwnProc
+    _pid: int
+    _lock: threading.RLock
+    _life: Lifecycle
+    _caller: Caller
+    _owners: Owners
+    _streams: LogStreams
+
+    def call(
+        self,
+        frame: Frame,
+        finish: Callable[[list[Any]], Any],
+        what: str,
+        timeout: float | None = None,
+    ) -> Future[Any]:
+        """See ``Runtime.call``."""
+        if frame.mesh == self.own.mesh:
+            return self.own.call(frame, finish, what, timeout)
+        mesh = self._mesh(frame.mesh)
+        if mesh.over is not None:
+            future: Future[Any] = Future(what)
+            future.set_exception(mesh.over)
+            return future
+        return self._caller.call(frame, finish, what, lambda: mesh.over, timeout)
+
+    def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
+        """See ``Runtime.stream``."""
+        if frame.mesh == self.own.mesh:
+            return [self.own.call(frame, lambda values: values[0], what, timeout)]
+        mesh = self._mesh(frame.mesh)
+        if mesh.over is not None:
+            futures: list[Future[Any]] = [Future(what) for _ in frame.ranks]
+            for future in futures:
+                future.set_exception(mesh.over)
+            return futures
+        return self._caller.stream(frame, what, lambda: mesh.over, timeout)
+
+    def cast(self, frame: Frame) -> None:
+        """See ``Runtime.cast``."""
+        if frame.mesh == self.own.mesh:
+            self.own.cast(frame)
+            return
+        mesh = self._mesh(frame.mesh)
+        if mesh.over is not None:
+            raise mesh.over
+        self._caller.cast(frame)
+
+    def place(self, mesh: int, rank: int) -> Place:
+        """See ``Runtime.place``."""
+        return self._caller.place(mesh, rank)
+
+    def send_to_port(
+        self, owner: ProcessId, port: int, body: Buffer, buffers: Sequence[Buffer]
+    ) -> None:
+        """See ``Runtime.send_to_port``."""
+        mesh = self._mesh(owner.mesh)
+        frame = Frame(Kind.PORT, body, buffers, port, owner.mesh, owner.incarnation, (owner.rank,))
+        for link, position in self._life.post(mesh, frame):
+            link.wait_for_room(frame, position)
+
+    def new_actor(self, mesh: int) -> int:
+        """See ``Runtime.new_actor``."""
+        if mesh == self.own.mesh:
+            return self.own.new_actor()
+        return next(self._mesh(mesh).actors)
+
+    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
+        """See ``Runtime.create``."""
+        what = f"building {name!r}"
+        if frame.mesh == self.own.mesh:
+            self._owners.new_actor(frame.mesh, frame.actor, owner)
+            return self.own.create(frame, name, owner)
+        mesh = self._mesh(frame.mesh)
+        with self._lock:
+            if mesh.over is not None:
+                raise mesh.over
+            self._owners.new_actor(mesh.id, frame.actor, owner)
+            mesh.created.append((frame, what))
+            mesh.spawned[frame.actor] = SpawnedActor(name, owner, set(frame.ranks))
+            return self._life.create(mesh, frame, what, frame.ranks)
+
+    def get_or_create(self, body: Buffer, buffers: Sequence[Buffer], name: str) -> Future[Any]:
+        """See ``Runtime.get_or_create``."""
+        future: Future[Any] = Future(f"building {name!r}")
+        future.set_result(self.own.get_or_create(body, buffers, name))
+        return future
+
+    def ready(self, mesh: int, ranks: Sequence[int]) -> Future[bool]:
+        """See ``Runtime.ready``."""
+        return self._life.ready(self._mesh(mesh), ranks)
+
+    def describe_hosts(self, hosts: Sequence[int]) -> list[tuple[str, str]]:
+        """See ``Runtime.describe_hosts``."""
+        return [(self.hosts[index].name, self.hosts[index].address) for index in hosts]
+
+    def stop_actors(self, mesh: int, actor: int, ranks: Sequence[int]) -> Future[None]:
+        """See ``Runtime.stop_actors``."""
+        if mesh == self.own.mesh:
+            return self.own.stop_actors(actor)
+        return self._owners.stop_actors(self._mesh(mesh), actor, ranks)
+
+    def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
+        """See ``Runtime.end_owned``."""
+        return self._owners.end_owned(owner, grace_s)
+
+    def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
+        """See ``Runtime.stop_procs``."""
+        record = self._mesh(mesh)
+        future: Future[None] = Future(f"stopping {record.name!r}")
+        with self._lock:
+            waiting = {rank for rank in ranks if not record.ranks[rank].gone}
+            if len(ranks) == len(record.ranks) and record.over is None:
+                record.over = MeshStopped(f"the mesh {record.name!r} was stopped")
+                record.supervisor.stopping()
+            if waiting:
+                record.stops.append((waiting, future))
+                for index, here in record.by_host(tuple(sorted(waiting))).items():
+                    self.roster.tell(self.hosts[index], StopProcs(mesh, tuple(here), grace_s))
+        if not waiting:
+            future.set_result(None)
+        record.forget_if_over()
+        return future
+
+    def signal_procs(self, mesh: int, ranks: Sequence[int], signum: int) -> None:
+        """See ``Runtime.signal_procs``."""
+        self._life.signal(self._mesh(mesh), tuple(ranks), signum)
+
+    def subscribe(self, mesh: int, callback: Callable[[ProcEvent], Any]) -> None:
+        """See ``Runtime.subscribe``."""
+        record = self._mesh(mesh)
+        with self._lock:
+            record.subscribers.append(callback)
+
+    def stream_logs(
+        self, mesh: int, ranks: Sequence[int], level: int | None, window_s: float
+    ) -> Future[None]:
+        """See ``Runtime.stream_logs``."""
+        by_host = self._mesh(mesh).by_host(tuple(ranks))
+        return self._streams.choose(mesh, by_host, level, window_s)
+
+    def reload(
+        self,
+        mesh: int,
+        ranks: Sequence[int],
+        modules: tuple[str, ...],
+        finish: Callable[[list[Any]], Any],
+    ) -> Future[Any]:
+        """See ``Runtime.reload``."""
+        return reload_modules(self._mesh(mesh), ranks, modules, self.call, finish)
+
+    def hosts_of(self, mesh: int, ranks: Sequence[int]) -> list[str]:
+        """See ``Runtime.hosts_of``."""
+        if mesh == self.own.mesh:
+            return [self.own.host]
+        record = self._mesh(mesh)
+        return [self.hosts[record.ranks[rank].host].name for rank in ranks]
+
+    def _mesh(self, mesh: int) -> MeshRecord:
+        self._check_process()
+        if mesh == self.own.mesh:
+            raise UsageError("this cannot be done to the process of the program itself")
+        return self._life.meshes[mesh]
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise SupervisionError(
+                f"this process is a fork of the controller (pid {self._pid}): it cannot use the "
+                "controller's meshes; start it with the spawn method, or make it an actor"
+            )
