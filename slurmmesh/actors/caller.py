@@ -106,9 +106,8 @@ class Caller:
                 _send(direct, frame, functools.partial(_settle, future, finish))
                 self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
                 return future
-        if (
-            timeout is not None
-        ):  # answers that wait for each other on the way would count as missing
+        if timeout is not None:
+            # Answers that wait for each other on the way would count as missing.
             frame = replace(frame, flags=frame.flags | STREAM)
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
@@ -204,13 +203,8 @@ class Caller:
         incarnation: int,
         sock: socket.socket,
         authenticate: Callable[[socket.socket], str] = same_user,
-        hello: Frame | None = None,
     ) -> None:
-        """Take our end of a new direct link.
-
-        Args:
-            hello: to be said first, to a peer that does not know who calls.
-        """
+        """Take our end of a new direct link."""
         place = self.place(mesh, rank)
         with self._lock:
             if place.link is not None:
@@ -220,8 +214,6 @@ class Caller:
 
         def up(link: Link) -> None:
             assert isinstance(link, DirectLink)
-            if hello is not None:
-                link.post(hello)
             with self._lock:
                 if place.link is link:
                     place.connect(link)

@@ -246,7 +246,7 @@ class Controller(MeshCalls):
         for link, position in self._life.post(self._life.meshes[frame.mesh], frame):
             link.wait_for_room(frame, position)
 
-    def _dial(self, mesh: int, rank: int, door: Door) -> None:
+    def _dial(self, door: Door) -> None:
         """Reach a rank of another host."""
 
         def dialed(raw: socket.socket | None, _reason: str) -> None:
@@ -335,7 +335,7 @@ class Controller(MeshCalls):
             elif isinstance(message, LogsStream):
                 self._streams.in_force(message.order)
             elif isinstance(message, Door):
-                self._introductions.opened(host, message)
+                self._introductions.opened(message)
             elif isinstance(message, ProcStarted):
                 self._life.proc_started(host, message)
             elif isinstance(message, ProcGone):

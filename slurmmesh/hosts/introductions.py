@@ -25,14 +25,14 @@ class Introductions:
 
     Args:
         meshes: by their ids.
-        dial: makes the controller's own link: mesh, rank, the door.
+        dial: makes the controller's own link.
     """
 
     def __init__(
         self,
         roster: Roster,
         meshes: Mapping[int, MeshRecord],
-        dial: Callable[[int, int, Door], Any],
+        dial: Callable[[Door], Any],
     ) -> None:
         self._roster = roster
         self._meshes = meshes
@@ -50,7 +50,7 @@ class Introductions:
         def found(future: Future[Door | None]) -> None:
             door = future.get(0)
             if door is not None:
-                self._dial(mesh, rank, door)
+                self._dial(door)
 
         self._door(host, mesh, rank).add_done_callback(found)
         return True
@@ -67,7 +67,7 @@ class Introductions:
             return None  # hosts of one machine have no way to each other but by the controller
         return self._door(host, mesh, rank)
 
-    def opened(self, host: HostRecord, door: Door) -> None:
+    def opened(self, door: Door) -> None:
         """A proc listens; its host tells at which address."""
         future = self._doors.get((door.mesh, door.rank, door.incarnation))
         if future is not None:

@@ -1,9 +1,8 @@
 """Passing requests on to the hosts below and to a host's own procs, and answers back up.
 
-The host agents relay, and the controller does for hosts that cannot reach each other. A relay
-looks at headers only. Who sends a request in the first place, and so numbers it, is told in
-``hosts/routes.py``; its number is the same at each relay, so a request that comes again by
-another way is known, and no rank gets it twice.
+Each host agent relays, and looks at headers only. Who sends a request in the first place, and so
+numbers it, is told in ``hosts/routes.py``; its number is the same at each relay, so a request that
+comes again by another way is known, and no rank gets it twice.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class Relay:
     """The relay of one host. All calls in the reactor's thread.
 
     Args:
-        host: its index; None for the controller, which has no procs.
+        host: its index.
         own: its procs.
         locate: the hosts of these ranks of a mesh, with their ranks.
         link_to: the link to another host; LinkClosed where there is none.
@@ -117,7 +116,7 @@ class Relay:
 
     def __init__(
         self,
-        host: int | None,
+        host: int,
         own: Own,
         locate: Callable[[int, Sequence[int]], dict[int, list[int]]],
         link_to: Callable[[int], Way],
@@ -209,7 +208,7 @@ class Relay:
 
     def _pass_on(self, passed: _Passed, frame: Frame, ranks: Sequence[int]) -> list[Frame]:
         hosts = self._locate(frame.mesh, ranks)
-        mine = hosts.pop(self._host, None) if self._host is not None else None
+        mine = hosts.pop(self._host, None)
         ups: list[Frame] = []
         # Those below first: the way to them is the longer one.
         for branch in plan(hosts, self._fan_out) if hosts else ():
