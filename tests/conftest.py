@@ -391,6 +391,14 @@ def _index_of_jobs(
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _faults_do_not_end_pytest() -> None:
+    """A failure that nobody hears of ends the program, which here would be all the tests."""
+    import slurmmesh
+
+    slurmmesh.unhandled_fault_hook = lambda failure: print(failure.report(), file=sys.stderr)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _module_leaves_nothing(
     request: pytest.FixtureRequest, leak_check: LeakCheck, _session_leaves_nothing: None

@@ -18,12 +18,14 @@ class RankFailure:
         rank: within the whole proc mesh.
         text: what happened, in one or more lines.
         cause: how its process ended; None if it is the actor that failed.
+        is_new: it is the actor's constructor that raised.
     """
 
     rank: int
     host: str
     text: str
     cause: ExitCause | None = None
+    is_new: bool = False
 
     @classmethod
     def of(cls, cause: ExitCause) -> RankFailure:

@@ -79,6 +79,8 @@ class Supervising:
         mesh = self._meshes.get(process.mesh)
         if mesh is None or not self._lives(Owner(process)):
             return
+        if failure.is_new and process.incarnation and mesh.supervisor.spec is not None:
+            return  # in a restart that counts as one more death, see Lifecycle
         spawned = mesh.spawned.get(actor)
         if spawned is not None and failure.rank in spawned.ranks:
             self._gather(process.mesh, actor, failure)
