@@ -69,9 +69,8 @@ def set_process_context(context: Context) -> None:
     _process_wide = context
 
 
-def enter_context(context: Context) -> contextvars.Token[Context]:
-    """Set the context of the running endpoint. For the main loop of a proc."""
-    return _current.set(context)
+enter_context = _current.set
+"""Sets the context of the running endpoint. For the main loop of a proc."""
 
 
 def context() -> Context:

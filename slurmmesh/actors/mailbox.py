@@ -23,12 +23,17 @@ class Mailbox(Generic[T]):
     def __init__(self, driver: Driver | None = None) -> None:
         self._items: collections.deque[T] = collections.deque()
         self._driver = driver
+        # Whether there is an item. Not a method: it is asked several times for each message.
+        self.done: Callable[[], Any] = self._items.__len__
         self._wake: Callable[[], Any] | None = None
 
     def put(self, item: T) -> None:
         """Add an item and wake who waits."""
         self._items.append(item)
-        self._tell()
+        if self._driver is not None:
+            self._driver.poke()
+        if self._wake is not None:
+            self._tell()
 
     def put_first(self, item: T) -> None:
         """Add an item before all others and wake who waits."""
@@ -53,10 +58,6 @@ class Mailbox(Generic[T]):
             while True:
                 items.append(self._items.popleft())
         return items
-
-    def done(self) -> bool:
-        """Whether there is an item."""
-        return bool(self._items)
 
     def add_waker(self, wake: Callable[[], Any]) -> None:
         """Call ``wake()`` when an item comes, at once if there is one; of one thread only."""

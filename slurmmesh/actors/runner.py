@@ -6,8 +6,10 @@ import contextlib
 import functools
 import inspect
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, NamedTuple
 
 from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
@@ -54,11 +56,6 @@ class Message(NamedTuple):
     def is_cast(self) -> bool:
         """Whether no answer is expected."""
         return self.number < 0 if self.frame is None else self.frame.kind is Kind.CAST
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether it is an order to the actor itself, see ``supervising.Order``."""
-        return self.frame is not None and bool(self.frame.flags & URGENT)
 
 
 class _Special:
@@ -119,7 +116,7 @@ class ActorRunner:
 
     def post(self, message: Message) -> None:
         """Queue a message. From any thread."""
-        if message.is_urgent:
+        if message.frame is not None and message.frame.flags & URGENT:
             self._mailbox.put_first(message)
         else:
             self._mailbox.put(message)
@@ -153,7 +150,7 @@ class ActorRunner:
     def _take(self) -> None:
         """Handle the next message. Nothing here outlives it: it may be large."""
         mailbox = self._mailbox
-        if self._tasks:
+        if self._tasks.beside:
             self._tasks.turn()
             if not mailbox.done():
                 self._tasks.wait_for_mail(mailbox, self._driver)
@@ -164,13 +161,14 @@ class ActorRunner:
             self._break(*self._escaped)
         if message is None or self._stopping:
             return
-        if message.is_urgent:
+        frame = message.frame
+        if frame is not None and frame.flags & URGENT:
             self._obey(message)
         else:
             self._handle(message)
         if os.getpid() != self._pid:  # an endpoint forked, and its child returned as well
             os._exit(0)
-        if not mailbox.done() and not message.link.closed:
+        if frame is None and not mailbox.done() and not message.link.closed:
             message.link.flush()
 
     def _build(self) -> None:
@@ -230,7 +228,7 @@ class ActorRunner:
         if type(run) is _Special:
             return self._invoke_special(run, message, args, kwargs)
         result = run(*args, **kwargs)
-        return self._tasks.finish(result) if inspect.iscoroutine(result) else result
+        return self._tasks.finish(result) if isinstance(result, CoroutineType) else result
 
     def _invoke_special(
         self, special: _Special, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -314,11 +312,15 @@ class ActorRunner:
         return made
 
     def _answer(self, message: Message, value: Any) -> None:
-        if message.frame is None and is_plain((value,)):
+        frame = message.frame
+        if is_plain((value,)):
             try:
-                message.link.add(Kind.RESULTS, (message.number, value))
+                if frame is None:
+                    message.link.add(Kind.RESULTS, (message.number, value))
+                else:
+                    message.link.answer(frame, pickle.dumps(value, 5))
             except LinkClosed:
-                return  # the caller is gone
+                pass  # the caller is gone
             return
         try:
             body, buffers = dumps(value)
@@ -341,8 +343,7 @@ class ActorRunner:
         frame = message.frame
         if frame is None:
             return Frame(kind, body, buffers, message.number)
-        rank = self._context.proc_rank
-        return Frame(kind, body, buffers, frame.call, frame.mesh, frame.actor, (rank,))
+        return Frame(kind, body, buffers, frame.call, frame.mesh, frame.actor)
 
     def _flush(self, message: Message) -> None:
         """Send what was answered aside from the messages' order at once."""

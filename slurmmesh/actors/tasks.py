@@ -19,15 +19,14 @@ class Tasks:
     """Runs coroutines in one thread. The loop is made when the first one comes.
 
     It runs only inside of ``finish``, ``start``, ``turn`` and ``wait_for_mail``.
+
+    Attributes:
+        beside: those that run beside the messages.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._beside: set[asyncio.Task[Any]] = set()
-
-    def __bool__(self) -> bool:
-        """Whether tasks run beside the messages."""
-        return bool(self._beside)
+        self.beside: set[asyncio.Task[Any]] = set()
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end; returns its result."""
@@ -36,10 +35,10 @@ class Tasks:
     def start(self, coroutine: Coroutine[Any, Any, Any], concluded: Concluded) -> None:
         """Run a coroutine up to where it first waits, and then beside what else runs."""
         task = self._made().create_task(coroutine)
-        self._beside.add(task)
+        self.beside.add(task)
 
         def done(task: asyncio.Task[Any]) -> None:
-            self._beside.discard(task)
+            self.beside.discard(task)
             if task.cancelled():
                 concluded(None, asyncio.CancelledError("the endpoint was cancelled"))
             elif (error := task.exception()) is not None:
@@ -66,8 +65,8 @@ class Tasks:
 
     def cancel(self) -> None:
         """Cancel what runs beside the messages, and wait for it to end."""
-        if self._beside:
-            self._cancel(self._beside)
+        if self.beside:
+            self._cancel(self.beside)
 
     def close(self) -> None:
         """Cancel all tasks, those of the user too, and close the loop."""

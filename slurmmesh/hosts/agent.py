@@ -330,6 +330,7 @@ class HostAgent:
             self._tell(ProcStarted(proc.mesh, proc.rank, proc.incarnation, pid, now))
         elif frame.kind in ANSWERS:
             assert self._passing is not None
+            frame.ranks = (proc.rank,)
             self._passing.answered(frame)
         elif frame.kind is Kind.CONTROL:
             message = loads(frame.body)

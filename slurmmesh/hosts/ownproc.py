@@ -203,9 +203,14 @@ class _Back:
 
     def post(self, frame: Frame) -> None:
         """Take an answer."""
-        self._take(replace(frame, buffers=[bytearray(each) for each in frame.buffers]))
+        buffers = [bytearray(each) for each in frame.buffers]
+        self._take(replace(frame, buffers=buffers, ranks=(0,)))
 
     send = post
+
+    def answer(self, request: Frame, body: bytes) -> None:
+        """Take a result."""
+        self.post(Frame(Kind.RESULT, body, (), request.call, request.mesh, request.actor))
 
     def flush(self) -> None:
         """Nothing waits here."""

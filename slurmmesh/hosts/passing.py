@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slurmmesh.actors.failure import Failure
@@ -83,11 +84,13 @@ class Passing:
         """See ``Own.deliver``."""
         there: list[int] = []
         missing: list[int] = []
+        frame = replace(frame, ranks=())  # a proc knows its rank
+        parts = frame.parts()
         for rank in ranks:
             proc = self._procs.get((frame.mesh, rank))
             if proc is None:
                 missing.append(rank)
-            elif proc.send(frame):
+            elif proc.send_encoded(parts[0]) if len(parts) == 1 else proc.send(frame):
                 there.append(rank)
             else:
                 proc.when_sent(functools.partial(sent, [rank]))

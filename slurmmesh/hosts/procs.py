@@ -16,8 +16,8 @@ from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import ForkReply, ProcGone, SpawnProcs
 from slurmmesh.linux import kill_group, oom_kills
 from slurmmesh.wire.codec import dumps
-from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.links import Link
+from slurmmesh.wire.frames import Buffer, Frame, Kind
+from slurmmesh.wire.quick import QuickLink
 from slurmmesh.wire.reactor import READ, Reactor, Timer
 
 _TERM_NEWS_S = 0.1
@@ -68,7 +68,7 @@ class HostedProc:
             undo.callback(self._stderr.finish)
             ours, self._theirs = socket.socketpair()
             undo.pop_all()
-        self._link = Link(
+        self._link = QuickLink(
             reactor,
             ours,
             authenticate=lambda _sock: f"{spawn.name}[{rank}]",  # nobody else has the other end
@@ -115,6 +115,12 @@ class HostedProc:
         """Send it a frame; one that is dying does not get it. False if some of it has to wait."""
         with contextlib.suppress(LinkClosed):
             self._link.post(frame)
+        return not self._link.has_unsent
+
+    def send_encoded(self, data: Buffer) -> bool:
+        """``send`` of a frame that is encoded already."""
+        with contextlib.suppress(LinkClosed):
+            self._link.post_encoded(data)
         return not self._link.has_unsent
 
     def post(self, frame: Frame) -> None:

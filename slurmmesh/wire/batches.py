@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slurmmesh.wire.frames import Frame, Kind, batch_bytes
-from slurmmesh.wire.links import ONE_READ, Link
-from slurmmesh.wire.reactor import READ
+from slurmmesh.wire.frames import Frame, Kind, answer_bytes, batch_bytes
+from slurmmesh.wire.quick import QuickLink
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 """Types of values that may go into a batch: nobody can change them before it is sent."""
@@ -22,7 +21,7 @@ _APART_S = 0.0002
 """A message that comes so long after the last batch, of any link, goes at once, alone."""
 
 
-class BatchLink(Link):
+class BatchLink(QuickLink):
     """A link that gathers items of one kind and sends them as one pickled list.
 
     What is gathered is sent before anything else is, when there are many items, and at the latest
@@ -70,7 +69,7 @@ class BatchLink(Link):
             batch = self._batch[:]
             if batch:
                 try:
-                    self._post_items(pickle.dumps(batch, 5))
+                    self.post_encoded(batch_bytes(self._kind, pickle.dumps(batch, 5)))
                 finally:
                     del self._batch[: len(batch)]
                     self._reactor.sent_at = time.monotonic()
@@ -81,43 +80,27 @@ class BatchLink(Link):
             self.flush()
             return super().post(frame, fds)
 
-    def _post_items(self, body: bytes) -> None:
-        """``Link.post`` of a frame with this body, with as few steps as it takes."""
-        if self._out.queue or not self.peer or self.closed or self._tls is not None:
-            super().post(Frame(self._kind, body))
-            return
-        self._posting = threading.get_ident()
-        try:
-            if not self._out.send_alone(batch_bytes(self._kind, body)):
-                self._reactor.call_soon(self._update_interest)
-        finally:
-            self._posting = 0
+    def answer(self, request: Frame, body: bytes) -> None:
+        """Send a small RESULT to a request that came in a frame of its own.
 
-    def _ready(self, events: int) -> None:
-        decoder = self._decoder
-        if events != READ or not self._is_unix or not decoder.at_rest:
-            super()._ready(events)
-            return
+        Raises:
+            LinkClosed: the link is closed.
+        """
+        if self._batch:
+            self.flush()
+        self.post_encoded(answer_bytes(request, body))
+
+    def _take_whole(self) -> bool:
+        batch = self._decoder.only()
+        if batch is None:
+            return super()._take_whole()
         try:
-            decoder.incoming.extend(map(self._sock.recvmsg, *ONE_READ))  # in one step
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._shut(f"broken: {error}")
-            return
-        batch = decoder.only()
-        if batch is not None:
-            try:
-                self._on_batch(self, *batch)
-            except BaseException:
-                if self._reactor.raising:
-                    raise
-                self._reactor.report()
-            decoder.drop()
-        elif not decoder.incoming[-1][0]:
-            self._shut("closed by the peer")
-        else:
-            self._decode()
+            self._on_batch(self, *batch)
+        except BaseException:
+            if self._reactor.raising:
+                raise
+            self._reactor.report()
+        return True
 
     def _flush_quietly(self) -> None:
         self._announced = False

@@ -3,7 +3,7 @@
 A thread that waits for an answer reads the socket itself, so that no other thread has to be
 woken to hand it over. Others that wait meanwhile follow the one that leads. When none waits, a
 thread in the background takes the loop, a little later, so that it is not in the way between
-two calls; it sleeps while somebody leads, and does not poll.
+two calls. It sleeps while somebody leads, and then until something comes that nobody reads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import select
 import threading
 import time
 import weakref
@@ -23,8 +24,7 @@ TICK_S = 0.002
 """So long nobody must have run the loop before the thread in the background does."""
 _PATIENCE_S = 0.1
 """How long the background may take to leave; then somebody else has the loop."""
-_DROWSY = 8
-"""After so many ticks without news the background sleeps until whoever leads has some."""
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Awaited(Protocol):
@@ -72,7 +72,10 @@ class Driver:
         self._wanted = 0
         self._followers: collections.deque[_Bell] = collections.deque()
         self._asleep = False
-        self._bell = _Bell()
+        # Ready when the loop has news and this was asked for: the background sleeps on it.
+        self._news = select.epoll()
+        self._loop = reactor.fileno()
+        self._news.register(self._loop, 0)
         self._thread: threading.Thread | None = None
         _open_drivers.add(self)
 
@@ -84,7 +87,9 @@ class Driver:
     def stop(self) -> None:
         """End it, and the loop. Not in a callback."""
         self.reactor.stop()
-        self._wake_background()
+        if self._asleep:
+            with contextlib.suppress(ValueError):  # it has woken and ended meanwhile
+                self._leave_alone()
         if self._thread is not None:
             self._thread.join()
 
@@ -104,10 +109,10 @@ class Driver:
         try:
             while True:
                 if self.reactor.stopping:
+                    self._give_back()
                     self._sleep(awaited, _Bell(), deadline)
                 elif self._turn.acquire(False) or self._displace_background():
                     self._lead(done, deadline)
-                    self._give_back()
                 else:
                     self._follow(awaited, deadline)
                 if done():
@@ -143,6 +148,8 @@ class Driver:
         reactor = self.reactor
         self._leader = me = reactor.enter()
         reactor.raising = me == self._main_thread
+        if self._asleep:
+            self._attend()
         turn = reactor.turn
         if deadline is None:
             while not done() and not reactor.stopping:
@@ -158,12 +165,14 @@ class Driver:
         """Give up the lead if this thread has it, in whatever moment it was interrupted."""
         if not self._turn._is_owned():  # type: ignore[attr-defined]
             return
-        if self._asleep:
-            self._wake_background()
         self._leader = 0
         self.reactor.raising = False
         self.reactor.leave()
-        self._turn.release()
+        try:
+            self._turn.release()
+        finally:
+            if self._asleep:  # looked at after the release: it looks whether anybody leads
+                self._leave_alone()
         if self._followers:
             self._next_leader()
 
@@ -212,33 +221,45 @@ class Driver:
         finally:
             self._wanted -= 1
 
-    def _wake_background(self) -> None:
-        self._asleep = False
-        self._bell.ring()
+    def _leave_alone(self) -> None:
+        """Nobody leads: what comes now wakes the background."""
+        reactor = self.reactor
+        reactor.unattended = True
+        self._news.modify(self._loop, _ONCE)
+        if reactor.has_work:
+            reactor.wake()
+
+    def _attend(self) -> None:
+        """Somebody leads: the background may sleep."""
+        self.reactor.unattended = False
+        self._news.modify(self._loop, 0)
 
     # -- the thread in the background -----------------------------------------------------------
 
     def _background(self) -> None:
         reactor = self.reactor
-        seen, quiet = -1, 0
+        seen = -1
         while not reactor.stopping:
             if reactor.turns != seen:
-                seen, quiet = reactor.turns, 0
+                seen = reactor.turns
             elif self._turn.acquire(False):
                 self._run_in_background()
                 seen = -1
             else:
-                quiet += 1
-            if quiet < _DROWSY:
-                self._bell.wait(TICK_S)
-                continue
-            self._asleep = True
-            if reactor.turns == seen and not self._is_free():
-                self._bell.wait()
-            self._asleep = False
-            quiet = 0
+                self._sleep_until_news(seen)
+            time.sleep(TICK_S)
         with self._turn:
             reactor.close()
+            self._news.close()
+
+    def _sleep_until_news(self, seen: int) -> None:
+        """While somebody leads, and until something comes while nobody does."""
+        reactor = self.reactor
+        self._asleep = True
+        if reactor.turns == seen and not self._is_free():
+            self._news.poll()
+        self._asleep = False
+        reactor.unattended = False
 
     def _run_in_background(self) -> None:
         reactor = self.reactor
@@ -256,8 +277,9 @@ class Driver:
     def _forget(self) -> None:
         """In a forked child: the loop is the parent's, and no thread here runs it."""
         self._turn = threading.RLock()
-        self._background_leads = False
+        self._background_leads = self._asleep = False
         self._followers.clear()
+        self._news.close()
 
 
 _open_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()

@@ -87,6 +87,8 @@ class Kind(enum.IntEnum):
     AFRESH = 22
 
 
+_pack = HEADER.pack
+_unpack = HEADER.unpack_from
 _KINDS = {int(kind): kind for kind in Kind}
 _LENGTH = struct.Struct("<Q")
 _LENGTH_AT = HEADER.size - _LENGTH.size
@@ -180,6 +182,12 @@ def _memory(size: int) -> bytearray | memoryview:
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
+def answer_bytes(request: Frame, body: bytes) -> bytes:
+    """The whole RESULT frame that answers a request; who it comes from is known by its link."""
+    call, mesh, actor = request.call, request.mesh, request.actor
+    return _pack(MAGIC, VERSION, Kind.RESULT, 0, 0, 0, call, mesh, actor, len(body)) + body
+
+
 class _Payload:
     """Body and buffers of a frame of which much is missing: memory, filled in place."""
 
@@ -266,10 +274,12 @@ class FrameDecoder:
             self._state = (rest, position, None, incoming, fds)
 
     @property
-    def at_rest(self) -> bool:
-        """Whether nothing is under way or waits to be decoded."""
+    def at_rest(self) -> list[Received] | None:
+        """``incoming``, if nothing is under way or waits to be decoded."""
         rest, position, payload, incoming, _ = self._state
-        return payload is None and not incoming and position == len(rest)
+        if payload is None and not incoming and position == len(rest):
+            return incoming
+        return None
 
     def only(self) -> tuple[Kind, bytes] | None:
         """Kind and body of the batch that all there is makes up, if that is one.
@@ -287,8 +297,24 @@ class FrameDecoder:
         (size,) = _LENGTH.unpack_from(data, _LENGTH_AT)
         return (kind, data[HEADER.size :]) if len(data) == HEADER.size + size else None
 
+    def whole(self) -> Frame | None:
+        """The frame that all there is makes up, if that is one without buffers; as :meth:`only`."""
+        incoming = self._state[3]
+        data, ancillary, _, _ = incoming[0]
+        if len(incoming) != 1 or ancillary or len(data) < HEADER.size:
+            return None
+        magic, version, number, flags, buffers, ranks, call, mesh, actor, size = _unpack(data)
+        kind = _KINDS.get(number)
+        start = HEADER.size + 4 * ranks
+        if len(data) != start + size or buffers or flags > 0xFF or kind is None:
+            return None
+        if magic != MAGIC or version != VERSION:
+            return None
+        numbers = struct.unpack_from(f"<{ranks}I", data, HEADER.size) if ranks else ()
+        return Frame(kind, data[start:], (), call, mesh, actor, numbers, flags)
+
     def drop(self) -> None:
-        """Drop what :meth:`only` gave."""
+        """Drop what :meth:`only` or :meth:`whole` gave."""
         self._state = (b"", 0, None, [], self._state[4])
 
     def forsake(self) -> tuple[int, ...]:

@@ -81,25 +81,25 @@ class Outgoing:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
 
-    def send_alone(self, data: bytes) -> bool:
-        """Queue and send ``data``, with as few steps as it takes; whether all of it is sent.
+    def send_alone(self, data: Buffer) -> int:
+        """Queue and send ``data``, with as few steps as it takes; returns where it ends.
 
         Only while nothing else is queued, and not over TLS.
         """
-        begin = self.sent
-        writes: list[int] = []
+        base, writes = self._progress
+        begin = base + sum(writes) if writes else base
+        end = begin + len(data)
+        writes = []
         self._progress = (begin, writes)
-        self.queue.append((begin + len(data), data, ()))
+        self.queue.append((end, data, ()))
         try:
             writes.extend(map(self._sock.send, (data,)))
         except OSError:
-            return False  # it is full, or broken: the reading side tells that
-        sent = self.sent
-        if sent != begin + len(data):
-            return False
-        self.queue.popleft()
-        self._progress = (sent, [])
-        return True
+            return end  # it is full, or broken: the reading side tells that
+        if writes[0] == len(data):
+            self.queue.popleft()
+            self._progress = (end, [])
+        return end
 
     def drop(self) -> None:
         """Drop what is queued, and close its descriptors."""

@@ -28,7 +28,8 @@ _READABLE = select.EPOLLIN
 _LONGEST_WAIT_S = 3600.0
 """The kernel takes no wait of any length; waking once an hour costs nothing."""
 
-_here = threading.local()
+_running: set[int] = set()
+"""Threads that run a loop."""
 
 
 class Timer:
@@ -58,7 +59,7 @@ def print_error() -> None:
 
 def in_loop_thread() -> bool:
     """Whether the calling thread runs a loop: what waits there for news waits for ever."""
-    return getattr(_here, "runs_loop", False)
+    return threading.get_ident() in _running
 
 
 class Reactor:
@@ -84,6 +85,8 @@ class Reactor:
         """How often it has looked for news."""
         self.waiting = False
         """Whether a thread waits for news in here."""
+        self.unattended = False
+        """Whether nobody looks until there is news: what is to be done before a wait is news."""
         self.raising = False
         self.sent_at = 0.0
         """When one of its links last sent a batch, by ``time.monotonic``."""
@@ -104,6 +107,11 @@ class Reactor:
     def in_thread(self) -> bool:
         """True in the thread that runs the loop."""
         return self._thread == threading.get_ident()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to do besides waiting for news, now or at some time."""
+        return bool(self.stopping or self._calls or self._before_wait or self._timers)
 
     def fileno(self) -> int:
         """A descriptor that is readable when there is news: one loop may be watched by another."""
@@ -144,7 +152,7 @@ class Reactor:
     def before_wait(self, callback: Callable[[], Any]) -> None:
         """Run ``callback()`` once before a thread next waits for news. From any thread."""
         self._before_wait.append(callback)
-        if self.waiting and not self.in_thread:
+        if self.unattended or (self.waiting and not self.in_thread):
             self.wake()
 
     def wake(self) -> None:
@@ -172,13 +180,14 @@ class Reactor:
     def enter(self) -> int:
         """The calling thread runs the loop from here on, until :meth:`leave`; returns its id."""
         self._thread = me = threading.get_ident()
-        _here.runs_loop = True
+        _running.add(me)
         return me
 
     def leave(self) -> None:
         """The calling thread no longer runs the loop."""
+        if self._thread is not None:
+            _running.discard(self._thread)
         self._thread = None
-        _here.runs_loop = False
 
     def stop(self) -> None:
         """End :meth:`run` after the callbacks of this turn. From any thread."""
@@ -296,6 +305,7 @@ _open_reactors: weakref.WeakSet[Reactor] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
+    _running.clear()
     for reactor in list(_open_reactors):
         reactor._forget()
 

@@ -51,6 +51,25 @@ def test_any_cut_of_the_stream_gives_the_frames_back(sent: list[Frame], data: st
     assert decoder.idle
 
 
+@given(frames, st.binary(max_size=40))
+def test_the_quick_way_gives_what_the_long_one_does_or_leaves_it_to_that(sent: Frame, more: bytes):
+    received = []
+    for stream in (stream_of([sent]), stream_of([sent]) + more):
+        decoder = FrameDecoder()
+        assert decoder.at_rest is decoder.incoming
+        decoder.incoming.append((stream, [], 0, None))
+        assert decoder.at_rest is None
+        frame = decoder.whole()
+        if frame is None:
+            frame = next(decoder.feed())
+        else:
+            assert not sent.buffers
+            decoder.drop()
+            assert decoder.at_rest is not None
+        received.append(plain(frame))
+    assert received == [plain(sent), plain(sent)]
+
+
 @pytest.mark.slow
 @given(st.integers(1, 200_000), st.integers(1, 50_000))
 def test_large_buffers_are_filled_in_place(size: int, chunk: int):
