@@ -35,10 +35,16 @@ def main() -> NoReturn:
     arguments = sys.argv[1:]
     sys.argv = arguments or [""]  # what the program, and the job's first event, see
     signal.signal(signal.SIGTERM, _terminate)
-    at_fault.append(lambda code: _write_ended(record, code))
     code = EXIT_PROGRAM_FAILED
     job: Job | None = None
     record = _record_of(os.environ)
+
+    def end(code: int) -> None:
+        if job is not None:
+            job.close(code)
+        _write_record({**record, "ended": time.time(), "exit_code": code})
+
+    at_fault.append(end)
     try:
         job = start_job(os.environ)
         _tell_start(record)
@@ -49,9 +55,7 @@ def main() -> NoReturn:
     # From here on it only ends things, in bounded time: a second signal must not cut it short.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    if job is not None:
-        job.close(code)
-    _write_ended(record, code)
+    end(code)
     # What is left is the user's own: threads that must end, and functions to run at exit.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
@@ -131,10 +135,6 @@ def _tell_start(record: dict[str, Any]) -> None:
     hosts = "1 host" if record["nodes"] == 1 else f"{record['nodes']} hosts"
     folder = os.environ["SLURMMESH_JOB_FOLDER"]
     print(f"slurmmesh: job {record['job_id']} on {hosts}, logs in {folder}", file=sys.stderr)
-
-
-def _write_ended(record: dict[str, Any], code: int) -> None:
-    _write_record({**record, "ended": time.time(), "exit_code": code})
 
 
 def _write_record(record: dict[str, Any]) -> None:

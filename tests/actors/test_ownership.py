@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -164,6 +165,40 @@ def test_children_of_a_killed_proc_end_with_their_own(procs, parent, wait_until)
     pids = parent.spawn_parent.call_one().get(60)
     os.kill(parent.pid.call_one().get(60), signal.SIGKILL)
     wait_until(lambda: not any(map(exists, pids)))
+
+
+class Hasty(sm.Actor):
+    """Has children from the first moment."""
+
+    def __init__(self) -> None:
+        self.procs = sm.this_host().spawn_procs({"n": 2}, name="hasty")
+        self.children = self.procs.spawn("children", Tally, 0)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "stop procs"])
+def test_whoever_ends_while_it_spawns_leaves_nothing(hosts, how, wait_until, monkeypatch):
+    monkeypatch.setattr(sm, "unhandled_fault_hook", lambda failure: None)
+    before = len(descendants(os.getpid()))
+    for moment in (0, 0.03):
+        procs = hosts.spawn_procs(name="hasty-parents")
+        pid = procs.spawn("leaf", Leaf, Path("/nowhere"), "leaf").pid.call_one().get(60)
+        hasty = procs.spawn("hasty", Hasty)
+        threading.Event().wait(moment)  # any moment will do
+        if how == "kill":
+            os.kill(pid, signal.SIGKILL)
+        elif how == "stop":
+            hasty.stop().get(60)
+        procs.stop(grace_s=10).get(60)
+        wait_until(lambda: len(descendants(os.getpid())) == before)
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def test_an_actor_that_fails_takes_its_children_along(parent, tmp_path, wait_until, monkeypatch):
