@@ -387,7 +387,8 @@ class ActorRunner:
         if port is not None:
             port.fail(self._gone())
         rank, host = self._context.proc_rank, self._context.host
-        self._family.failed(RankFailure(rank, host, f"{self.name!r} rank {rank} on {host}: {text}"))
+        told = f"{self.name!r} rank {rank} on {host}: {text}"
+        self._family.failed(RankFailure(rank, host, told, is_new=self._has_ended))
         self._end_instance(error)
 
     # -- orders ---------------------------------------------------------------------------------
