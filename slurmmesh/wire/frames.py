@@ -50,6 +50,7 @@ SHARED = 8
 """Flag: its buffers are in shared memory (``wire/sharing.py``). Only links see it."""
 URGENT = 16
 """Flag of a request: an order to the actor itself, which it takes before all that waits."""
+_LONG_WAY = SHARED | 0xFF00
 
 _SMALL = 1 << 14
 """Below this many missing bytes a copy is cheaper than a receive call of its own."""
@@ -298,7 +299,10 @@ class FrameDecoder:
         return (kind, data[HEADER.size :]) if len(data) == HEADER.size + size else None
 
     def whole(self) -> Frame | None:
-        """The frame that all there is makes up, if that is one without buffers; as :meth:`only`."""
+        """The frame that all there is makes up, as :meth:`only` does for batches.
+
+        If it is one without buffers and descriptors, and none of shared memory.
+        """
         incoming = self._state[3]
         data, ancillary, _, _ = incoming[0]
         if len(incoming) != 1 or ancillary or len(data) < HEADER.size:
@@ -306,7 +310,7 @@ class FrameDecoder:
         magic, version, number, flags, buffers, ranks, call, mesh, actor, size = _unpack(data)
         kind = _KINDS.get(number)
         start = HEADER.size + 4 * ranks
-        if len(data) != start + size or buffers or flags > 0xFF or kind is None:
+        if len(data) != start + size or buffers or flags & _LONG_WAY or kind is None:
             return None
         if magic != MAGIC or version != VERSION:
             return None

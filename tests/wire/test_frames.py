@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmmesh.errors import FrameError
-from slurmmesh.wire.frames import HEADER, MAX_RANKS, MAX_SIZE, Frame, FrameDecoder, Kind
+from slurmmesh.wire.frames import HEADER, MAX_RANKS, MAX_SIZE, SHARED, Frame, FrameDecoder, Kind
 
 frames = st.builds(
     Frame,
@@ -20,6 +20,7 @@ frames = st.builds(
     mesh=st.integers(0, 2**32 - 1),
     actor=st.integers(0, 2**32 - 1),
     ranks=st.lists(st.integers(0, 2**32 - 1), max_size=5),
+    flags=st.integers(0, 31),
 )
 
 
@@ -36,6 +37,7 @@ def plain(frame: Frame) -> tuple[object, ...]:
         frame.mesh,
         frame.actor,
         list(frame.ranks),
+        frame.flags,
     )
 
 
@@ -63,7 +65,7 @@ def test_the_quick_way_gives_what_the_long_one_does_or_leaves_it_to_that(sent: F
         if frame is None:
             frame = next(decoder.feed())
         else:
-            assert not sent.buffers
+            assert not sent.buffers and not sent.flags & SHARED
             decoder.drop()
             assert decoder.at_rest is not None
         received.append(plain(frame))
