@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -37,6 +39,11 @@ class Actor:
     Each member of an actor mesh is one instance in one proc. It handles one message at a time,
     in the order each sender sent them. A class may mix sync and async endpoints.
     """
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """The logger named like its class."""
+        return logging.getLogger(type(self).__name__)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         """Runs when ranks of a mesh that this actor spawned have failed. Override at will.
@@ -160,6 +167,16 @@ def endpoint_signature(cls: type, name: str) -> inspect.Signature:
         if is_endpoint(cls, name) and endpoint_options(cls, name).explicit_response_port:
             signature = _without_port(signature, name)
         return _signatures.setdefault((cls, name), signature)
+
+
+def check_arguments(
+    what: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """TypeError, which names ``what`` is called, if the arguments do not fit a method."""
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from None
 
 
 def _without_port(signature: inspect.Signature, name: str) -> inspect.Signature:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from slurmmesh.actors.actor import endpoint_signature, positional_counts
+from slurmmesh.actors.actor import check_arguments, endpoint_signature, positional_counts
 from slurmmesh.actors.direct import DirectLink, Place
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import LinkClosed, UsageError
@@ -46,6 +46,13 @@ class EndpointRef:
         if self._size == 1:
             self._rank = region.ranks[0]
             self._place = mesh._runtime.place(mesh._procs._mesh, self._rank)
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raises TypeError: how it is to be called has not been said."""
+        raise TypeError(
+            f"{self._what} runs elsewhere: use {self._what}.call(...), or .call_one(...) for one "
+            "actor, or .broadcast(...) without an answer"
+        )
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call it on every rank; the future's value is a ValueMesh of the results."""
@@ -149,7 +156,7 @@ class EndpointRef:
         self, kind: Kind, ranks: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Frame:
         mesh = self._mesh
-        endpoint_signature(mesh._cls, self._name).bind(None, *args, **kwargs)
+        check_arguments(self._what, endpoint_signature(mesh._cls, self._name), args, kwargs)
         try:
             body, buffers = dumps((self._name, args, kwargs, self._where))
         except Exception as error:

@@ -45,6 +45,13 @@ class Future(Generic[T]):
         self._error: BaseException | None = None
         self._wakers: list[Callable[[], Any]] | None = None
 
+    def __repr__(self) -> str:
+        if not self.done():
+            state = "not there yet"
+        else:
+            state = repr(self._value) if self._error is None else repr(self._error)
+        return f"<{type(self).__name__} of {self._what}: {state}>"
+
     def done(self) -> bool:
         """Whether the result or the error is there."""
         return self._value is not _PENDING or self._error is not None

@@ -11,10 +11,12 @@ from typing import Any
 
 from slurmmesh.actors.actor import (
     Actor,
+    check_arguments,
     endpoint_names,
     endpoint_signature,
     is_endpoint,
 )
+from slurmmesh.actors.coroutine import CoroutineFuture
 from slurmmesh.actors.endpoints import EndpointRef
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.messages import CreateActor
@@ -106,7 +108,7 @@ class ProcMesh(Shaped):
         stream_to_client: bool = True,
         aggregate_window_sec: float | None = 3,
         level: int = logging.INFO,
-    ) -> Future[None]:
+    ) -> CoroutineFuture[None]:
         """Show in the controller's output what these procs write, beside their hosts' logs.
 
         It holds for the ranks of this slice, also when they are started again, until the next
@@ -119,8 +121,8 @@ class ProcMesh(Shaped):
                 their own. What does not come through ``logging`` counts as INFO on stdout and
                 as ERROR on stderr.
 
-        Returns a future that is done once it is in force. Raises UsageError for what is no time
-        or no level.
+        Returns a future, and coroutine, that is done once it is in force. Raises UsageError for
+        what is no time or no level.
         """
         window = 0 if aggregate_window_sec is None else aggregate_window_sec
         if (
@@ -137,7 +139,9 @@ class ProcMesh(Shaped):
                 f"level is one of logging's numbers, such as logging.INFO, not {level!r}"
             )
         least = level if stream_to_client else None
-        return self._runtime.stream_logs(self._mesh, self.region.ranks, least, window)
+        return CoroutineFuture(
+            self._runtime.stream_logs(self._mesh, self.region.ranks, least, window)
+        )
 
     def send_signal(self, signum: int, rank: int | None = None) -> None:
         """Send a signal to one rank (of this slice), or to all.
@@ -258,10 +262,10 @@ class ActorMesh(Shaped):
         if name == "_cls" or name.startswith("__"):  # asked for before __init__ ran, or by copy
             raise AttributeError(name)
         if not is_endpoint(self._cls, name):
-            raise AttributeError(
-                f"{self._cls.__name__} has no endpoint {name!r}; it has "
-                + (", ".join(endpoint_names(self._cls)) or "none")
-            )
+            has = ", ".join(endpoint_names(self._cls)) or "none"
+            if callable(getattr(self._cls, name, None)):
+                has += f"; mark the method {name!r} with @endpoint"
+            raise AttributeError(f"{self._cls.__name__} has no endpoint {name!r}; it has {has}")
         made = self.__dict__[name] = EndpointRef(self, name)
         return made
 
@@ -276,11 +280,13 @@ def packed_actor(
     """The message that has an actor built, checked. Raises as ``ProcMesh.spawn``."""
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise TypeError(f"{cls!r} is not a class derived from slurmmesh.Actor")
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"actors need a name, which is text, not {name!r}")
     taken = [each for each in endpoint_names(cls) if hasattr(ActorMesh, each) or each in _OWN]
     if taken:
         raise ValueError(f"{cls.__name__}: rename the endpoint {taken[0]!r}, meshes have one")
     if cls.__init__ is not object.__init__:
-        endpoint_signature(cls, "__init__").bind(None, *args, **kwargs)
+        check_arguments(cls.__name__, endpoint_signature(cls, "__init__"), args, kwargs)
     elif args or kwargs:
         raise TypeError(f"{cls.__name__} takes no arguments")
     try:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 from slurmmesh.actors.supervising import MeshFailure
 from slurmmesh.errors import (
@@ -53,10 +54,15 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
 
     It prints ``failure.report()`` to stderr and ends the program, with all of its job, with exit
     code 1. A program may put a function of its own in its place: ``slurmmesh.unhandled_fault_hook
-    = function``; that runs in a thread of its own.
+    = function``; that runs in a thread of its own. If it returns, the matter is dealt with; if it
+    raises, the program ends all the same, by ``sys.exit(code)`` with that code.
     """
-    code = EXIT_PROGRAM_FAILED
     say(f"slurmmesh: nobody dealt with this: {failure.report()}")
+    end_program(EXIT_PROGRAM_FAILED)
+
+
+def end_program(code: int) -> NoReturn:
+    """End this program and its job, from any thread, without waiting for the main thread."""
     for last in at_fault:
         last(code)
     atexit._run_exitfuncs()  # the jobs end, and what the program has registered

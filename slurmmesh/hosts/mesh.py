@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from slurmmesh.actors.coroutine import CoroutineFuture
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcMesh
 from slurmmesh.actors.owners import new_child
@@ -60,12 +61,12 @@ class HostMesh(Shaped):
     def spawn_procs(
         self,
         per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
         name: str = "procs",
         *,
         env: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
         supervise: Supervision | None = None,
-        bootstrap: Callable[[], Any] | None = None,
     ) -> ProcMesh:
         """Start procs on each host; returns at once.
 
@@ -75,13 +76,13 @@ class HostMesh(Shaped):
 
         Args:
             per_host: dimensions and sizes of what is started on each host; None for one proc.
+            bootstrap: a function, which may be ``async``, that each proc runs before any actor is
+                built in it; it sees its ``current_rank()``. If it raises the proc ends, and calls
+                fail with ``ProcDied``, which has the last lines of the traceback.
             name: label for logs, errors and reports; two spawns of one name are two meshes.
             env: added to the environment of each proc.
             preload: modules that each host imports once, before it forks the procs.
             supervise: what to do when procs die; None: nothing is restarted.
-            bootstrap: a function, which may be ``async``, that each proc runs before any actor is
-                built in it; it sees its ``current_rank()``. If it raises the proc ends, and calls
-                fail with ``ProcDied``, which has the last lines of the traceback.
 
         Raises:
             ValueError: a dimension twice, or a size below 1.
@@ -92,6 +93,8 @@ class HostMesh(Shaped):
             raise UsageError(f"a mesh needs a printable name, not {name!r}")
         if isinstance(preload, str):
             raise UsageError(f"preload takes a list of modules: [{preload!r}]")
+        if per_host is not None and not isinstance(per_host, Mapping):
+            raise UsageError(f'per_host takes names and sizes: {{"gpus": {per_host!r}}}')
         environment = dict(env or {})
         for key, value in environment.items():
             _check_variable(key, value)
@@ -114,12 +117,12 @@ class HostMesh(Shaped):
         exclude: Iterable[str] = (),
         max_bytes: int = MAX_BYTES,
         auto_reload: bool = False,
-    ) -> Future[SyncedWorkspace]:
+    ) -> CoroutineFuture[SyncedWorkspace]:
         """Copy a folder of code to each of these hosts; only what a host lacks is sent.
 
         Procs that are started there afterwards find its modules in the copy; see docs/code.md for
-        what is left out, and for where the copy is. Returns at once; what the folder holds by then
-        is read in the background.
+        what is left out, and for where the copy is. Returns at once, a future and coroutine; what
+        the folder holds by then is read in the background.
 
         Args:
             folder: None for the one the program's script is in.
@@ -134,13 +137,15 @@ class HostMesh(Shaped):
         Raises:
             UsageError: there is no such folder, it is that of the jobs, or a rule is no text.
         """
-        controller = self._controller("copied to")
+        controller = self._controller
         jobs = [load_settings().job_root, controller.roster.job_folder]
         choice = Choice.of(folder, exclude, max_bytes, filter(None, jobs))
         hosts = self.region.ranks
-        return in_background(
-            f"sync_workspace of {choice.folder}",
-            lambda: controller.sync_workspace(hosts, choice, auto_reload),
+        return CoroutineFuture(
+            in_background(
+                f"sync_workspace of {choice.folder}",
+                lambda: controller.sync_workspace(hosts, choice, auto_reload),
+            )
         )
 
     @property
@@ -148,13 +153,28 @@ class HostMesh(Shaped):
         """Whether the job of these hosts has been stopped."""
         return isinstance(self._runtime, Controller) and self._runtime.closed
 
-    def stop(self) -> None:
-        """End the job's hosts and all that runs on them. The mesh is of no use afterwards."""
-        self._controller("stopped").close()
+    def stop(self) -> Future[None]:
+        """End the job's hosts and all that runs on them. The mesh is of no use afterwards.
 
-    def _controller(self, what: str) -> Controller:
+        All is gone when it returns; the future is done.
+        """
+        self._controller.close()
+        done: Future[None] = Future("stopping hosts")
+        done.set_result(None)
+        return done
+
+    shutdown = stop
+
+    async def __aenter__(self) -> HostMesh:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.stop()
+
+    @property
+    def _controller(self) -> Controller:
         if not isinstance(self._runtime, Controller):
-            raise UsageError(f"hosts are {what} by the program itself, not by an actor")
+            raise UsageError("this is done to hosts by the program itself, not by an actor")
         return self._runtime
 
 
@@ -166,7 +186,8 @@ def _packed(bootstrap: Callable[[], Any] | None) -> bytes:
     if bootstrap is None:
         return b""
     if not callable(bootstrap):
-        raise UsageError(f"bootstrap is a function without arguments, not {bootstrap!r}")
+        hint = f"; a name is given as name={bootstrap!r}" if isinstance(bootstrap, str) else ""
+        raise UsageError(f"bootstrap is a function without arguments, not {bootstrap!r}{hint}")
     try:
         body, buffers = dumps(bootstrap)
     except Exception as error:

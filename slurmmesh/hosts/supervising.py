@@ -20,8 +20,8 @@ from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.hearing import About
 from slurmmesh.actors.owners import ROOT, Owner
 from slurmmesh.actors.supervising import MeshFailure, RankFailure, Supervise, order
-from slurmmesh.errors import ExitCause, HostLost, MeshStopped, ProcDied
-from slurmmesh.hosts.endings import unhandled_fault_hook
+from slurmmesh.errors import EXIT_PROGRAM_FAILED, ExitCause, HostLost, MeshStopped, ProcDied
+from slurmmesh.hosts.endings import end_program, unhandled_fault_hook
 from slurmmesh.hosts.meshes import MeshRecord
 from slurmmesh.wire.frames import Frame
 from slurmmesh.wire.reactor import Reactor, print_error
@@ -170,5 +170,8 @@ def _call_hook(failure: MeshFailure) -> None:
     hook = getattr(package, "unhandled_fault_hook", unhandled_fault_hook)
     try:
         hook(failure)
-    except Exception:
+    except SystemExit as error:
+        end_program(error.code if isinstance(error.code, int) else EXIT_PROGRAM_FAILED)
+    except BaseException:  # it has not dealt with the matter either
         print_error()
+        unhandled_fault_hook(failure)
