@@ -74,7 +74,7 @@ class DirectLink(BatchLink):
             try:
                 self.add(Kind.CALLS, (number, actor, method, args, where))
             except BaseException:
-                del self._open[number]
+                self._open.pop(number, None)
                 raise
 
     def cast_plain(self, actor: int, method: str, args: tuple[Any, ...], where: Any) -> None:
@@ -98,7 +98,7 @@ class DirectLink(BatchLink):
             try:
                 return self.post(frame)
             except BaseException:
-                del self._open[number]
+                self._open.pop(number, None)
                 raise
 
     def fail_all(self, error: BaseException) -> None:
@@ -157,7 +157,7 @@ def answer_of(frame: Frame) -> tuple[Any, BaseException | None]:
         if frame.kind is not Kind.ERROR:
             return value, None
         return None, value.rebuild() if isinstance(value, Failure) else value
-    except BaseException as error:
+    except (Exception, SystemExit) as error:  # others are a signal handler's
         return None, not_loaded(error)
 
 

@@ -164,7 +164,7 @@ class Future(Generic[T]):
             raise ValueError(f"a timeout is a number of seconds of at least 0, not {timeout}")
         if self.done():
             return
-        if in_loop_thread():
+        if in_loop_thread() and not (self._driver is not None and self._driver.leads_here):
             raise RuntimeError(
                 f"{self._what}: a callback of an event waits here for the thread it runs in: put "
                 "the event in a queue and wait elsewhere"
@@ -198,11 +198,14 @@ class Future(Generic[T]):
 
 
 def _call_all(wakers: list[Callable[[], Any]]) -> None:
-    for wake in wakers:
+    while wakers:
         try:
-            wake()
+            wakers.pop(0)()
         except Exception:  # neither the other callbacks nor the settling thread suffer from it
             print_error()
+        except BaseException:  # a signal handler's
+            _call_all(wakers)
+            raise
 
 
 def _warn_in_running_loop(what: str) -> None:

@@ -33,7 +33,6 @@ class BatchLink(QuickLink):
     """
 
     _kind = Kind.CALLS
-    _announced = False
 
     def __init__(
         self, *args: Any, on_batch: Callable[[Any, Kind, bytes], Any], **options: Any
@@ -50,16 +49,20 @@ class BatchLink(QuickLink):
         Raises:
             LinkClosed: the link is closed.
         """
-        if kind is not self._kind:
-            self.flush()
-            self._kind = kind
-        batch = self._batch
-        batch.append(item)
-        if len(batch) >= _MAX_ITEMS or time.monotonic() - self._reactor.sent_at > _APART_S:
-            self.flush()
-        elif not self._announced:
-            self._announced = True
-            self._reactor.before_wait(self._flush_quietly)
+        with self._lock:
+            if kind is not self._kind:
+                self.flush()
+                self._kind = kind
+            batch = self._batch
+            try:
+                batch.append(item)
+                if len(batch) >= _MAX_ITEMS or time.monotonic() - self._reactor.sent_at > _APART_S:
+                    self.flush()
+                elif len(batch) == 1:
+                    self._reactor.before_wait(self._flush_quietly)
+            except BaseException:  # a signal handler's, perhaps: others' messages are among these
+                self._reactor.before_wait(self._flush_quietly)
+                raise
 
     def flush(self) -> None:
         """Send what is gathered. Raises LinkClosed as ``post`` does."""
@@ -68,11 +71,12 @@ class BatchLink(QuickLink):
         with self._lock:
             batch = self._batch[:]
             if batch:
-                try:
-                    self.post_encoded(batch_bytes(self._kind, pickle.dumps(batch, 5)))
-                finally:
-                    del self._batch[: len(batch)]
-                    self._reactor.sent_at = time.monotonic()
+                # Not dropped if a signal handler raises in here.
+                self.post_encoded(batch_bytes(self._kind, pickle.dumps(batch, 5)))
+                del self._batch[: len(batch)]
+                self._reactor.sent_at = time.monotonic()
+                if self._batch:  # a signal handler came in between
+                    self._reactor.before_wait(self._flush_quietly)
 
     def post(self, frame: Frame, fds: tuple[int, ...] = ()) -> int:
         """See ``Link.post``."""
@@ -103,8 +107,7 @@ class BatchLink(QuickLink):
         return True
 
     def _flush_quietly(self) -> None:
-        self._announced = False
-        if not self.closed:
+        if self._batch and not self.closed:
             self.flush()
 
 

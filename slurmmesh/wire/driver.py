@@ -69,6 +69,7 @@ class Driver:
         self._main_thread = threading.main_thread().ident
         self._leader = 0
         self._background_leads = False
+        self._closed_by_leader = False
         self._wanted = 0
         self._followers: collections.deque[_Bell] = collections.deque()
         self._asleep = False
@@ -85,8 +86,15 @@ class Driver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it, and the loop. Not in a callback."""
+        """End it, and the loop. Not in a callback.
+
+        In a signal handler that interrupted the loop, the loop's own descriptors are closed when
+        what was interrupted goes on.
+        """
+        self._closed_by_leader = self.leads_here
         self.reactor.stop()
+        if self._closed_by_leader:
+            self.reactor.stopping = True
         if self._asleep:
             with contextlib.suppress(ValueError):  # it has woken and ended meanwhile
                 self._leave_alone()
@@ -106,6 +114,10 @@ class Driver:
         if done():
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
+        if self._leader and self.leads_here and not self.reactor.stopping:
+            self._run(done, deadline)
+            self.reactor.wake()  # what the handler interrupted looks again
+            return done()
         try:
             while True:
                 if self.reactor.stopping:
@@ -121,6 +133,11 @@ class Driver:
                     return False
         finally:
             self._give_back()
+
+    @property
+    def leads_here(self) -> bool:
+        """Whether the calling thread runs the loop already: a signal handler interrupted it."""
+        return self._leader != 0 and self._leader == threading.get_ident()
 
     def try_turn(self) -> None:
         """Look for news without waiting, if no thread runs the loop. For other event loops."""
@@ -141,7 +158,8 @@ class Driver:
     def poke(self) -> None:
         """Something that may be waited for is done: whoever leads looks. From any thread."""
         leader = self._leader
-        if leader and leader != threading.get_ident():
+        # In a signal handler it is this thread that waits, and goes on to wait after it.
+        if leader and (self.reactor.waiting or leader != threading.get_ident()):
             self.reactor.wake()
 
     def _lead(self, done: Callable[[], bool], deadline: float | None) -> None:
@@ -150,6 +168,10 @@ class Driver:
         reactor.raising = me == self._main_thread
         if self._asleep:
             self._attend()
+        self._run(done, deadline)
+
+    def _run(self, done: Callable[[], bool], deadline: float | None) -> None:
+        reactor = self.reactor
         turn = reactor.turn
         if deadline is None:
             while not done() and not reactor.stopping:
@@ -163,18 +185,24 @@ class Driver:
 
     def _give_back(self) -> None:
         """Give up the lead if this thread has it, in whatever moment it was interrupted."""
-        if not self._turn._is_owned():  # type: ignore[attr-defined]
-            return
-        self._leader = 0
-        self.reactor.raising = False
-        self.reactor.leave()
         try:
-            self._turn.release()
-        finally:
-            if self._asleep:  # looked at after the release: it looks whether anybody leads
-                self._leave_alone()
-        if self._followers:
-            self._next_leader()
+            if not self._turn._is_owned():  # type: ignore[attr-defined]
+                return
+            self._leader = 0
+            self.reactor.raising = False
+            self.reactor.leave()
+            if self._closed_by_leader:
+                self._close()
+            try:
+                self._turn.release()
+            finally:
+                if self._asleep:  # looked at after the release: it looks whether anybody leads
+                    self._leave_alone()
+            if self._followers:
+                self._next_leader()
+        except BaseException:  # a signal handler's, here of all places
+            self._give_back()
+            raise
 
     def _next_leader(self) -> None:
         with contextlib.suppress(IndexError):
@@ -234,6 +262,10 @@ class Driver:
         self.reactor.unattended = False
         self._news.modify(self._loop, 0)
 
+    def _close(self) -> None:
+        self.reactor.close()
+        self._news.close()
+
     # -- the thread in the background -----------------------------------------------------------
 
     def _background(self) -> None:
@@ -248,9 +280,9 @@ class Driver:
             else:
                 self._sleep_until_news(seen)
             time.sleep(TICK_S)
-        with self._turn:
-            reactor.close()
-            self._news.close()
+        if not self._closed_by_leader:
+            with self._turn:
+                self._close()
 
     def _sleep_until_news(self, seen: int) -> None:
         """While somebody leads, and until something comes while nobody does."""

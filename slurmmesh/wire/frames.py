@@ -271,8 +271,10 @@ class FrameDecoder:
                     raise FrameError(f"{count} descriptors were to come with a frame")
                 frame.fds, fds = fds[:count], fds[count:]
                 frame.flags &= 0xFF
+            state = self._state
             yield frame
-            self._state = (rest, position, None, incoming, fds)
+            if self._state is state:  # else a signal handler waited, and so went on from here
+                self._state = (rest, position, None, incoming, fds)
 
     @property
     def at_rest(self) -> list[Received] | None:

@@ -152,10 +152,10 @@ class Link:
                 position = self._enqueue(parts, fds)
             finally:
                 self._posting = 0
+                if self._out.queue:
+                    self._reactor.call_soon(self._update_interest)
             if placed is not None:
                 placed.sent()
-            if self._out.queue:
-                self._reactor.call_soon(self._update_interest)
         return position
 
     def _enqueue(self, parts: list[Buffer], fds: tuple[int, ...]) -> int:
@@ -272,9 +272,13 @@ class Link:
             self._readable()
 
     def _readable(self) -> None:
-        for _ in range(_READS_A_TURN):
-            if self.closed or not self._receive() or not self._more:
-                return
+        try:
+            for _ in range(_READS_A_TURN):
+                if self.closed or not self._receive() or not self._more:
+                    return
+        except BaseException:  # a signal handler's: nobody tells of what has come once more
+            self._reactor.call_soon(self._decode)
+            raise
         # Others get their turn. The kernel tells what is still there, but for what OpenSSL holds.
         if self._tls is not None and self._tls.pending():
             self._reactor.call_soon(self._readable)
@@ -318,6 +322,8 @@ class Link:
 
     def _decode(self) -> bool:
         """Handle the frames that have come. False if the link was closed meanwhile."""
+        if self.closed:
+            return False
         try:
             for frame in self._decoder.feed():
                 if frame.flags & SHARED:
@@ -374,9 +380,10 @@ class Link:
 
     def _watch(self, events: int) -> None:
         if events != self._events or not self.peer:
-            self._events = events
+            self._events = 0  # not known, if a signal handler raises in here
             callback = self._ready if self.peer else self._handshake
             self._reactor.watch(self._sock.fileno(), events, callback, self._first)
+            self._events = events
 
     def _shut(self, reason: str) -> None:
         if self.closed:

@@ -44,8 +44,8 @@ class QuickLink(Link):
                     end = self._out.send_alone(data)
             finally:
                 self._posting = 0
-            if self._out.queue:
-                self._reactor.call_soon(self._update_interest)
+                if self._out.queue:
+                    self._reactor.call_soon(self._update_interest)
             return end
 
     def _post_encoded_late(self, data: Buffer) -> None:
@@ -63,17 +63,19 @@ class QuickLink(Link):
     def _receive_whole(self, incoming: list[Received]) -> None:
         try:
             incoming.extend(map(self._sock.recvmsg, *ONE_READ))  # in one step, see Link
+            if not incoming[-1][0]:
+                self._shut("closed by the peer")
+            elif not self._take_whole():
+                self._decode()
+            elif incoming is self._decoder.incoming:  # else a signal handler waited, and went on
+                self._decoder.drop()
         except BlockingIOError:
             return
         except OSError as error:
             self._shut(f"broken: {error}")
-            return
-        if not incoming[-1][0]:
-            self._shut("closed by the peer")
-        elif self._take_whole():
-            self._decoder.drop()
-        else:
-            self._decode()
+        except BaseException:  # a signal handler's: nobody tells of what has come once more
+            self._reactor.call_soon(self._decode)
+            raise
 
     def _take_whole(self) -> bool:
         """Handle what has come, if that is one small frame."""

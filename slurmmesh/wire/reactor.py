@@ -28,6 +28,7 @@ _READABLE = select.EPOLLIN
 _LONGEST_WAIT_S = 3600.0
 """The kernel takes no wait of any length; waking once an hour costs nothing."""
 
+_Call = tuple[Callable[..., Any], tuple[Any, ...]]
 _running: set[int] = set()
 """Threads that run a loop."""
 
@@ -80,7 +81,7 @@ class Reactor:
         self._epoll = select.epoll()
         self._watched: dict[int, Callable[[int], Any]] = {}
         self._first: set[int] = set()
-        self._before_wait: list[Callable[[], Any]] = []
+        self._before_wait: collections.deque[_Call] = collections.deque()
         self.turns = 0
         """How often it has looked for news."""
         self.waiting = False
@@ -90,9 +91,7 @@ class Reactor:
         self.raising = False
         self.sent_at = 0.0
         """When one of its links last sent a batch, by ``time.monotonic``."""
-        self._calls: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
-            collections.deque()
-        )
+        self._calls: collections.deque[_Call] = collections.deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = itertools.count()
         self._thread: int | None = None
@@ -131,8 +130,10 @@ class Reactor:
             self.unwatch(fd)
             return
         mask = (select.EPOLLIN if events & READ else 0) | (select.EPOLLOUT if events & WRITE else 0)
-        change = self._epoll.modify if fd in self._watched else self._epoll.register
-        change(fd, mask)
+        try:
+            self._epoll.register(fd, mask)
+        except FileExistsError:
+            self._epoll.modify(fd, mask)
         self._watched[fd] = callback
         (self._first.add if first else self._first.discard)(fd)
 
@@ -146,13 +147,13 @@ class Reactor:
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` in the loop's thread. From any thread."""
         self._calls.append((callback, args))
-        if not self.in_thread:
+        if self.waiting or not self.in_thread:  # in a signal handler it may be both
             self.wake()
 
     def before_wait(self, callback: Callable[[], Any]) -> None:
         """Run ``callback()`` once before a thread next waits for news. From any thread."""
-        self._before_wait.append(callback)
-        if self.unattended or (self.waiting and not self.in_thread):
+        self._before_wait.append((callback, ()))
+        if self.unattended or self.waiting:
             self.wake()
 
     def wake(self) -> None:
@@ -202,12 +203,7 @@ class Reactor:
         self.waiting = True
         try:
             while self._before_wait:
-                try:
-                    self._before_wait.pop()()
-                except BaseException:
-                    if self.raising:
-                        raise
-                    self._on_error()
+                self._run_first(self._before_wait)
             if self._timers or self._calls or self._before_wait:
                 timeout = self._wait_time(timeout)
             ready = self._epoll.poll(timeout)
@@ -234,17 +230,29 @@ class Reactor:
                     self.guard(watcher, _events(mask))
         if self._calls:
             for _ in range(len(self._calls)):
-                callback, args = self._calls.popleft()
-                self.guard(callback, *args)
+                self._run_first(self._calls)
         if self._timers:
             self._fire()
+
+    def _run_first(self, calls: collections.deque[_Call]) -> None:
+        """Run the first of these and then drop it: if a signal handler raises, it is run again."""
+        try:
+            call = calls[0]
+        except IndexError:  # a signal handler waited, and so ran the loop meanwhile
+            return
+        self.guard(call[0], *call[1])
+        if calls and calls[0] is call:
+            calls.popleft()
 
     def _fire(self) -> None:
         now = self.clock()
         while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
+            timer = self._timers[0][2]
             if not timer.cancelled:
                 self.guard(timer.callback)
+            timer.cancelled = True
+            while self._timers and self._timers[0][2].cancelled:
+                heapq.heappop(self._timers)
 
     def _wait_time(self, timeout: float | None) -> float | None:
         if self._calls or self._before_wait:
