@@ -24,7 +24,6 @@ from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.messages import Connect, DoorOpened, OpenDoor, ProcWelcome
 from slurmmesh.errors import LinkClosed, SetupError, SupervisionError
 from slurmmesh.hosts.asks import AskBooks
-from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
 from slurmmesh.hosts.introductions import Pairs
@@ -40,6 +39,7 @@ from slurmmesh.hosts.messages import (
     Listen,
     LogsStream,
     LogsTaken,
+    MeshFound,
     ProcGone,
     ProcStarted,
     Shutdown,
@@ -48,7 +48,6 @@ from slurmmesh.hosts.messages import (
     StopProcs,
     StreamLogs,
 )
-from slurmmesh.hosts.neighbours import index_of
 from slurmmesh.hosts.passing import Passing
 from slurmmesh.hosts.procs import HostedProc, not_started
 from slurmmesh.hosts.relay import ANSWERS
@@ -105,7 +104,6 @@ class HostAgent:
         self._procs: dict[tuple[int, int], HostedProc] = {}
         self._gone: dict[tuple[int, int], ProcGone] = {}
         self._asks = AskBooks()
-        self._errands = Errands(0, self._post)
         self._heard = self._reactor.clock()
         self._leaving = False
         self._farewell = ""
@@ -155,10 +153,11 @@ class HostAgent:
                 asked[0].send(asked[1])
         elif frame.kind is Kind.PORT:
             self._to_port(frame)
-        elif frame.call in self._errands:
-            self._errands.post(frame)
         elif self._passing is not None:
-            self._passing.take(self._link, frame)
+            if frame.kind not in ANSWERS:
+                self._passing.take(self._link, frame)
+            else:
+                self._passing.sending.answered(frame)
 
     def _on_close(self, _link: Link, reason: str) -> None:
         if not self._leaving:
@@ -194,12 +193,17 @@ class HostAgent:
         self._workspace = Workspace(
             welcome.name, self._reactor.call_soon, self._post, self._forks.renew
         )
-        self._errands = Errands(index_of(welcome.credentials.name) + 1, self._run_errand)
         self._pairs = Pairs(
             self._procs, self._tell_with, self._place.address, welcome.credentials.name
         )
         self._passing = Passing(
-            self._reactor, welcome, self._place.address, self._procs, self._gone, self._tell
+            self._reactor,
+            welcome,
+            self._place.address,
+            self._procs,
+            self._gone,
+            self._post,
+            self._tell,
         )
         self._heartbeat()
         self._tell(HostReady(self._place), Kind.HELLO)
@@ -315,6 +319,10 @@ class HostAgent:
         assert self._passing is not None
         self._passing.neighbours.listen()
 
+    def _mesh_found(self, message: MeshFound) -> None:
+        assert self._passing is not None
+        self._passing.sending.found(message)
+
     def _hosts_found(self, message: HostsFound) -> None:
         assert self._passing is not None
         self._passing.neighbours.found(message)
@@ -337,19 +345,12 @@ class HostAgent:
             if isinstance(message, DoorOpened) and self._pairs is not None:
                 self._pairs.door_opened(proc, message.port)
         elif frame.kind in (Kind.CALL, Kind.CAST):
-            self._errands.take(proc, frame)
+            assert self._passing is not None
+            self._passing.sending.send(proc, frame)
         elif frame.kind is Kind.ASK:
             self._post(self._asks.outgoing(proc, frame))
         elif frame.kind is Kind.PORT:
             self._to_port(frame)
-        else:
-            self._post(frame)
-
-    def _run_errand(self, frame: Frame) -> None:
-        """Pass a request of a proc on: here, if all of its mesh is here, so that all keep order."""
-        assert self._passing is not None
-        if self._passing.is_here(frame.mesh):
-            self._passing.take(self._errands, frame)
         else:
             self._post(frame)
 
@@ -364,7 +365,8 @@ class HostAgent:
     def _on_gone(self, proc: HostedProc, gone: ProcGone) -> None:
         del self._procs[proc.mesh, proc.rank]
         self._asks.forget(proc)
-        self._errands.forget(proc)
+        if self._passing is not None:
+            self._passing.sending.forget(proc)
         self._tell_gone(gone)
         self._reap()
         if self._leaving and not self._procs:
@@ -437,6 +439,7 @@ class HostAgent:
         LogsTaken: _logs_taken,
         Listen: _listen,
         HostsFound: _hosts_found,
+        MeshFound: _mesh_found,
         Shutdown: _shutdown,
     }
 

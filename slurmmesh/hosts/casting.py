@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.future import Future
 from slurmmesh.errors import HostLost, LinkClosed
 from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.meshes import MeshRecord
-from slurmmesh.hosts.messages import FindHosts, HostsFound, Listen, Listening
+from slurmmesh.hosts.messages import FindHosts, FindMesh, HostsFound, Listen, Listening, MeshFound
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.hosts.routes import Routes
 from slurmmesh.wire.codec import dumps
@@ -33,6 +34,7 @@ class Casting:
     Args:
         lock: guards the records of hosts.
         book: who waits for answers.
+        ready: the future of when ranks of a mesh are up.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Casting:
         roster: Roster,
         meshes: Mapping[int, MeshRecord],
         book: CallBook,
+        ready: Callable[[MeshRecord, Iterable[int]], Future[bool]],
     ) -> None:
         self._roster = roster
         self._hosts = roster.hosts
         self.errands = Errands(_ERRANDS, self._send_errand)
         self._meshes = meshes
         self._book = book
+        self._ready = ready
         self._directory = Directory(roster, lock)
         self.tree = Routes(
             self._locate,
@@ -118,8 +122,29 @@ class Casting:
                 self._book.answer(frame)
 
     def handle(self, host: HostRecord, message: Any) -> bool:
-        """Take a message of a host if it is about where hosts are."""
+        """Take a message of a host if it is about where hosts or meshes are."""
+        if isinstance(message, FindMesh):
+            self._find(host, message.mesh)
+            return True
         return self._directory.handle(host, message)
+
+    def _find(self, asking: HostRecord, mesh: int) -> None:
+        """Tell a host where a mesh is, once its procs are there: requests may be faster."""
+        record = self._meshes.get(mesh)
+        if record is None:
+            self._roster.tell(asking, MeshFound(mesh))
+            return
+        indices = [rank.host for rank in record.ranks[:: record.per_host]]
+        links = [host.link for host in (asking, *(self._hosts[index] for index in indices))]
+        reached = {asking.index} == set(indices) or not any(
+            link is not None and link.passes_fds for link in links
+        )
+        found = MeshFound(mesh)
+        if reached:
+            names = [self._hosts[index].name for index in indices]
+            found = MeshFound(mesh, compact(indices), names, record.per_host)
+        up = self._ready(record, range(len(record.ranks)))
+        up.add_done_callback(lambda _up: self._roster.tell(asking, found))
 
     def host_lost(self, host: HostRecord) -> None:
         """A host is gone."""
@@ -151,6 +176,7 @@ class Directory:
         self._lock = lock
         self._ports: dict[int, int] = {}
         self._asked: dict[int, list[HostRecord]] = {}
+        self._told: dict[int, list[HostRecord]] = {}
 
     def handle(self, host: HostRecord, message: Any) -> bool:
         """Take a message of a host if it is for the directory."""
@@ -168,6 +194,8 @@ class Directory:
         """A host is gone: it cannot be reached."""
         self._ports[host.index] = 0
         self._answer(host.index)
+        for told in self._told.pop(host.index, ()):
+            self._roster.tell(told, HostsFound({host.index: None}))
 
     def _find(self, host: HostRecord, index: int) -> None:
         asking = self._asked.setdefault(index, [])
@@ -183,6 +211,8 @@ class Directory:
         place = (found.address, port) if port and found.lost is None else None
         for host in self._asked.pop(index, ()):
             self._roster.tell(host, HostsFound({index: place}))
+            if place is not None:
+                self._told.setdefault(index, []).append(host)
 
 
 def compact(hosts: Sequence[int]) -> Sequence[int]:

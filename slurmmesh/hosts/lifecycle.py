@@ -80,7 +80,7 @@ class Lifecycle:
         self._emit = emit
         self.on_dead: Callable[[MeshRecord, Sequence[ExitCause]], Any] = _nothing
         self.on_ended: Callable[[ProcessId], Any] = _nothing
-        self.casting = Casting(reactor, lock, roster, self.meshes, caller.book)
+        self.casting = Casting(reactor, lock, roster, self.meshes, caller.book, self.ready)
 
     # -- orders to hosts ------------------------------------------------------------------------
 

@@ -236,6 +236,29 @@ class HostsFound:
 
 
 @dataclass(frozen=True)
+class FindMesh:
+    """Host to controller: where is this mesh? Answer, once its procs are started: ``MeshFound``."""
+
+    mesh: int
+
+
+@dataclass(frozen=True)
+class MeshFound:
+    """Controller to host: where a mesh is.
+
+    Attributes:
+        hosts: indices of its hosts, in order; empty where requests for it go to the controller.
+        names: of these hosts.
+        per_host: how many ranks each of them has.
+    """
+
+    mesh: int
+    hosts: Sequence[int] = ()
+    names: Sequence[str] = ()
+    per_host: int = 1
+
+
+@dataclass(frozen=True)
 class ForkRequest:
     """Host to fork server, together with three descriptors: link, stdout, stderr."""
 

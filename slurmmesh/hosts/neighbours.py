@@ -39,7 +39,8 @@ class Neighbours:
         address: of this host, at which it listens once another wants to reach it.
         tell: sends a message to the controller, which knows where the others are.
         on_frame: takes what a host says, with its index and the link.
-        on_lost: told when the way to a host, of its index, is gone or could not be made.
+        on_lost: told when the way to a host, of its index, is gone, and whether for good: it could
+            not be made.
         on_left: told when a link that a host made is gone.
     """
 
@@ -50,7 +51,7 @@ class Neighbours:
         address: str,
         tell: Callable[[Any], Any],
         on_frame: Taker,
-        on_lost: Callable[[int], Any],
+        on_lost: Callable[[int, bool], Any],
         on_left: Callable[[Link], Any],
     ) -> None:
         self._reactor = reactor
@@ -89,9 +90,11 @@ class Neighbours:
             self._tell(Listening(self._listener.port))
 
     def found(self, found: HostsFound) -> None:
-        """The controller tells where hosts are that were asked for."""
+        """The controller tells where hosts are that were asked for, or that one of them is lost."""
         for host, place in found.places.items():
             way = self._ways.get(host)
+            if isinstance(way, Link) and place is None:
+                way.close("the controller has lost it")
             if not isinstance(way, _Waiting) or way.dialing is not None:
                 continue
             if place is None:
@@ -116,9 +119,14 @@ class Neighbours:
                 raise IdentityError(f"{name} answered in the place of host-{host}")
             return name
 
+        try:
+            sock = wrap(raw, client_context(self._credentials), server_side=False)
+        except OSError:  # it has hung up already
+            self._fail(host)
+            return
         link = Link(
             self._reactor,
-            wrap(raw, client_context(self._credentials), server_side=False),
+            sock,
             authenticate=authenticate,
             on_frame=lambda link, frame: self._on_frame(host, link, frame),
             on_close=lambda link, _reason: self._ended(host, link),
@@ -130,11 +138,11 @@ class Neighbours:
 
     def _ended(self, host: int, link: Link) -> None:
         if self._ways.get(host) is link:
-            self._fail(host)
+            self._fail(host, for_good=not link.peer)
 
-    def _fail(self, host: int) -> None:
+    def _fail(self, host: int, for_good: bool = True) -> None:
         del self._ways[host]
-        self._on_lost(host)
+        self._on_lost(host, for_good)
 
 
 def index_of(name: str) -> int:

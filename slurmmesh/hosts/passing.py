@@ -13,6 +13,7 @@ from slurmmesh.hosts.messages import HostWelcome, ProcGone, SpawnProcs
 from slurmmesh.hosts.neighbours import Neighbours, index_of
 from slurmmesh.hosts.procs import HostedProc
 from slurmmesh.hosts.relay import ANSWERS, REQUESTS, Relay, Way
+from slurmmesh.hosts.sending import Sending
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link
@@ -26,7 +27,12 @@ class Passing:
         address: of this host, for its neighbours.
         procs: those that run here, by mesh and rank.
         gone: how those ended that ran here.
+        post: posts a frame to the controller, if there still is one.
         tell: sends a message to the controller.
+
+    Attributes:
+        neighbours: the other hosts.
+        sending: sends what procs of this host call.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Passing:
         address: str,
         procs: Mapping[tuple[int, int], HostedProc],
         gone: Mapping[tuple[int, int], ProcGone],
+        post: Callable[[Frame], Any],
         tell: Callable[[Any], Any],
     ) -> None:
         self._name = welcome.name
@@ -49,15 +56,11 @@ class Passing:
         self._relay = Relay(
             self._host, self, self._locate, self.neighbours.link_to, reactor.call_later
         )
+        self.sending = Sending(reactor, self._host, self, self.neighbours.link_to, post, tell)
 
     def spawned(self, message: SpawnProcs) -> None:
         """Procs of a mesh are started: note where all of it is."""
         self._placed[message.mesh] = (message.hosts, message.per_host)
-
-    def is_here(self, mesh: int) -> bool:
-        """Whether all of a mesh is on this host."""
-        hosts, _ = self._placed.get(mesh, ((), 1))
-        return bool(hosts) and all(host == self._host for host in hosts)
 
     def take(self, up: Way, frame: Frame, keep: bool = False) -> None:
         """Take a frame from above; see ``Relay.request``."""
@@ -115,13 +118,14 @@ class Passing:
     # -- neighbours -----------------------------------------------------------------------------
 
     def _heard(self, host: int, link: Link, frame: Frame) -> None:
-        if frame.kind in ANSWERS:
-            self._relay.reply(frame, host)
-        else:
+        if frame.kind not in ANSWERS:
             self.take(link, frame, keep=True)
+        elif not self.sending.answered(frame, host):
+            self._relay.reply(frame, host)
 
-    def _lost(self, host: int) -> None:
+    def _lost(self, host: int, for_good: bool) -> None:
         self._relay.host_lost(host)
+        self.sending.host_lost(host, for_good)
 
     def _left(self, link: Link) -> None:
         self._relay.up_lost(link)

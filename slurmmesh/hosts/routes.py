@@ -144,6 +144,13 @@ class Routes(Container[int]):
             self._settle()
         self._tell()
 
+    def link_lost(self, host: int) -> None:
+        """The link to a host is gone, which may live on."""
+        with self._lock:
+            self._broken.append((host, None))
+            self._settle()
+        self._tell()
+
     def _tell(self) -> None:
         while self._unheard:
             self._answer(self._unheard.popleft())

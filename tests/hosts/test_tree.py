@@ -58,6 +58,15 @@ class Notes(sm.Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Teller(sm.Actor):
+    """Calls the notes from a host in the middle of the tree."""
+
+    @sm.endpoint
+    def note(self, notes: Any, number: int) -> list[int]:
+        notes.note.broadcast(number)
+        return list(notes.note.call(number + 1).get(60).values())
+
+
 class Job:
     """A controller and agents that dialled it, with what tests want to see of them."""
 
@@ -147,3 +156,17 @@ def test_what_a_proc_said_before_it_died_counts(job: Job):
     error = last.exception(60)
     assert isinstance(error, ProcDied)
     assert error.cause.signal_name == "SIGKILL"
+
+
+def test_an_actor_calls_all_hosts_down_the_tree(job: Job, monkeypatch: pytest.MonkeyPatch):
+    notes = job.hosts.spawn_procs(name="notes").spawn("notes", Notes)
+    tellers = job.hosts.slice(hosts=slice(4, 6)).spawn_procs(name="tellers")
+    teller = tellers.spawn("teller", Teller).slice(hosts=1)
+    passed: list[Any] = []
+    casting = job.controller._life.casting
+    monkeypatch.setattr(casting, "run_errand", lambda *each: passed.append(each))
+    for number in range(0, 40, 2):
+        answers = teller.note.call_one(notes, number).get(120)
+        assert answers == [(number + 1) * 1000 + rank for rank in range(HOSTS)]
+    assert all(told == list(range(40)) for told in notes.all.call().get(60).values())
+    assert not passed
