@@ -6,9 +6,9 @@ works without what a program does not use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from slurmmesh._doors import front_door
 from slurmmesh._version import __version__
 
 if TYPE_CHECKING:
@@ -86,8 +86,6 @@ _HOMES = {
     "slurmmesh.slurm.job": ("Resources", "SlurmJob"),
     "slurmmesh.supervision": ("Supervision",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ROOMS = ("errors", "faults", "recovery", "telemetry")
 
 __all__ = [
     "Accumulator",
@@ -134,17 +132,6 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"slurmmesh.{name}")
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'slurmmesh' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = front_door(
+    __name__, _HOMES, modules=("errors", "faults", "recovery", "telemetry")
+)

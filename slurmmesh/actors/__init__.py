@@ -1,7 +1,10 @@
 """Actors: what users write, call and hold."""
 
-from slurmmesh.actors.accumulator import Accumulator
-from slurmmesh.actors.actor import Actor, concurrent_endpoint, endpoint
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slurmmesh._doors import front_door
 from slurmmesh.actors.context import (
     Context,
     context,
@@ -9,11 +12,15 @@ from slurmmesh.actors.context import (
     current_rank,
     current_size,
 )
-from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ActorMesh, ProcMesh
-from slurmmesh.actors.ports import Channel, Port, PortReceiver, RankedPortReceiver
-from slurmmesh.actors.runtime import ProcEvent
-from slurmmesh.actors.supervising import MeshFailure
+
+if TYPE_CHECKING:
+    from slurmmesh.actors.accumulator import Accumulator
+    from slurmmesh.actors.actor import Actor, concurrent_endpoint, endpoint
+    from slurmmesh.actors.future import Future
+    from slurmmesh.actors.mesh import ActorMesh, ProcMesh
+    from slurmmesh.actors.ports import Channel, Port, PortReceiver, RankedPortReceiver
+    from slurmmesh.actors.runtime import ProcEvent
+    from slurmmesh.actors.supervising import MeshFailure
 
 __all__ = [
     "Accumulator",
@@ -35,3 +42,28 @@ __all__ = [
     "current_size",
     "endpoint",
 ]
+
+__getattr__, __dir__ = front_door(
+    __name__,
+    {
+        "slurmmesh.actors.accumulator": ("Accumulator",),
+        "slurmmesh.actors.actor": (
+            "Actor",
+            "concurrent_endpoint",
+            "endpoint",
+        ),
+        "slurmmesh.actors.future": ("Future",),
+        "slurmmesh.actors.mesh": (
+            "ActorMesh",
+            "ProcMesh",
+        ),
+        "slurmmesh.actors.ports": (
+            "Channel",
+            "Port",
+            "PortReceiver",
+            "RankedPortReceiver",
+        ),
+        "slurmmesh.actors.runtime": ("ProcEvent",),
+        "slurmmesh.actors.supervising": ("MeshFailure",),
+    },
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from dataclasses import replace
 
@@ -21,6 +20,8 @@ def run_bootstrap(pickled: bytes, rank: Point) -> None:
     try:
         result = loads(pickled)()
         if inspect.iscoroutine(result):
+            import asyncio  # late: few need it, and each start would pay for it
+
             asyncio.run(result)
     finally:
         set_process_context(before)

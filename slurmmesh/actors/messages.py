@@ -1,9 +1,11 @@
-"""What a host and a proc, and a caller and an actor, say to each other. Plain data."""
+"""What a host and a proc, and a caller and an actor, say to each other. Plain data.
+
+Named tuples, for each process that starts makes these classes: dataclasses take far longer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.shape import Region
@@ -12,8 +14,7 @@ if TYPE_CHECKING:
     from slurmmesh.wire.identity import Credentials
 
 
-@dataclass(frozen=True)
-class ProcWelcome:
+class ProcWelcome(NamedTuple):
     """The first thing a new proc is told: who and where it is.
 
     Attributes:
@@ -33,8 +34,7 @@ class ProcWelcome:
     bootstrap: bytes = b""
 
 
-@dataclass(frozen=True)
-class StopProc:
+class StopProc(NamedTuple):
     """End in order: finish the running message, drop queued ones, clean up, exit 0.
 
     In ``grace_s`` seconds it will be killed.
@@ -43,15 +43,13 @@ class StopProc:
     grace_s: float
 
 
-@dataclass(frozen=True)
-class WriteLogs:
+class WriteLogs(NamedTuple):
     """Write records of ``logging`` from this level on; see ``stdio.write_from``."""
 
     level: int
 
 
-@dataclass(frozen=True)
-class CreateActor:
+class CreateActor(NamedTuple):
     """Build an actor. ``cls`` and arguments as the user gave them; ``region``: of all its mesh."""
 
     name: str
@@ -61,8 +59,7 @@ class CreateActor:
     region: Region
 
 
-@dataclass(frozen=True)
-class Connect:
+class Connect(NamedTuple):
     """To a host: make a direct link from a caller to this rank; it is sent ``Connected``."""
 
     mesh: int
@@ -70,8 +67,7 @@ class Connect:
     caller: ProcessId
 
 
-@dataclass(frozen=True)
-class Connected:
+class Connected(NamedTuple):
     """From a host, with one descriptor: your end of the link to this rank."""
 
     mesh: int
@@ -79,23 +75,20 @@ class Connected:
     incarnation: int
 
 
-@dataclass(frozen=True)
-class OpenDoor:
+class OpenDoor(NamedTuple):
     """To a host and on to a rank of it: listen for callers of other hosts."""
 
     mesh: int
     rank: int
 
 
-@dataclass(frozen=True)
-class DoorOpened:
+class DoorOpened(NamedTuple):
     """Proc to host: the port at which it listens; 0 if it cannot."""
 
     port: int
 
 
-@dataclass(frozen=True)
-class Door:
+class Door(NamedTuple):
     """Where a proc listens for callers of other hosts, and the certified name it has."""
 
     mesh: int
@@ -106,6 +99,5 @@ class Door:
     identity: str
 
 
-@dataclass(frozen=True)
-class TakeLink:
+class TakeLink(NamedTuple):
     """Host to proc, with one descriptor: a caller's direct link to you."""

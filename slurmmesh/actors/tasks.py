@@ -1,15 +1,19 @@
-"""The event loop of an actor: its async endpoints, and those that run beside later messages."""
+"""The event loop of an actor: its async endpoints, and those that run beside later messages.
+
+asyncio is loaded when the first of them comes: most actors have none.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurmmesh.actors.awaiting import until_done
 from slurmmesh.actors.mailbox import Mailbox
 from slurmmesh.wire.driver import Driver
+
+if TYPE_CHECKING:
+    import asyncio
 
 Concluded = Callable[[Any, "BaseException | None"], Any]
 """Takes what a task returned, or what it raised."""
@@ -34,13 +38,15 @@ class Tasks:
 
     def start(self, coroutine: Coroutine[Any, Any, Any], concluded: Concluded) -> None:
         """Run a coroutine up to where it first waits, and then beside what else runs."""
+        from asyncio import CancelledError
+
         task = self._made().create_task(coroutine)
         self.beside.add(task)
 
         def done(task: asyncio.Task[Any]) -> None:
             self.beside.discard(task)
             if task.cancelled():
-                concluded(None, asyncio.CancelledError("the endpoint was cancelled"))
+                concluded(None, CancelledError("the endpoint was cancelled"))
             elif (error := task.exception()) is not None:
                 concluded(None, error)
             else:
@@ -72,8 +78,10 @@ class Tasks:
         """Cancel all tasks, those of the user too, and close the loop."""
         if self._loop is None:
             return
+        from asyncio import all_tasks
+
         try:
-            self._cancel(asyncio.all_tasks(self._loop))
+            self._cancel(all_tasks(self._loop))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
@@ -88,12 +96,16 @@ class Tasks:
 
     def _made(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            from asyncio import new_event_loop
+
+            self._loop = new_event_loop()
         return self._loop
 
 
 @types.coroutine
 def _until_mail(mailbox: Mailbox[Any], driver: Driver | None) -> Generator[Any, None, None]:
+    from slurmmesh.actors.awaiting import until_done
+
     yield from until_done(mailbox, driver)
 
 
@@ -102,4 +114,6 @@ async def _mail(mailbox: Mailbox[Any], driver: Driver | None) -> None:
 
 
 async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
-    await asyncio.wait(tasks)
+    from asyncio import wait
+
+    await wait(tasks)

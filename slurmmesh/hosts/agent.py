@@ -9,7 +9,6 @@ breaks, and when the controller has given no sign of life for the time of the le
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -26,6 +25,7 @@ from slurmmesh.errors import LinkClosed, SetupError, SupervisionError
 from slurmmesh.hosts.asks import AskBooks
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
+from slurmmesh.hosts.forking import TOGETHER, ForkServer, fork_here
 from slurmmesh.hosts.introductions import Pairs
 from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import (
@@ -76,6 +76,7 @@ class HostAgent:
         authenticate: names the controller, see ``Link``.
         choose_place: gives the address under which other hosts reach this one; SetupError where
             there is none.
+        server: the first fork server, if there is one.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class HostAgent:
         sock: socket.socket,
         authenticate: Callable[[Any], str],
         choose_place: Callable[[], Choice],
+        server: ForkServer | None,
     ) -> None:
         self._reactor = Reactor()
         self._link = Link(
@@ -97,6 +99,7 @@ class HostAgent:
         self._choose_place = choose_place
         self._place: Choice | None = None
         self._log: HostLog | None = None
+        self._server = server
         self._forks: ForkClient | None = None
         self._workspace: Workspace | None = None
         self._passing: Passing | None = None
@@ -189,7 +192,9 @@ class HostAgent:
             self._farewell = str(error) if is_ours else f"its log cannot be written: {error}"
             self._leave(0.0)
             return
-        self._forks = ForkClient(self._reactor, server_output, welcome.log or welcome.name)
+        self._forks = ForkClient(
+            self._reactor, server_output, welcome.log or welcome.name, self._server
+        )
         self._workspace = Workspace(
             welcome.name, self._reactor.call_soon, self._post, self._forks.renew
         )
@@ -224,57 +229,73 @@ class HostAgent:
 
     def _spawn(self, message: SpawnProcs) -> None:
         assert self._welcome is not None
-        assert self._log is not None
         assert self._forks is not None
         assert self._place is not None
         assert self._workspace is not None
         assert self._passing is not None
-        host = self._welcome
         self._passing.spawned(message)
-        for rank in message.ranks:
-            try:
-                if self._leaving:
-                    raise SupervisionError("its host is being stopped")
-                proc = HostedProc(
-                    self._reactor,
-                    self._log,
-                    message,
-                    rank,
-                    host.name,
-                    on_frame=self._from_proc,
-                    on_gone=self._on_gone,
-                )
-            except (OSError, SupervisionError) as error:
-                self._tell_gone(not_started(message, rank, host.name, str(error)))
-                continue
-            self._procs[message.mesh, rank] = proc
-            proc.welcome(
-                ProcWelcome(
-                    job=message.job,
-                    mesh_id=message.mesh,
-                    mesh=message.name,
-                    rank=rank,
-                    region=message.region,
-                    host=host.name,
-                    host_address=self._place.address,
-                    incarnation=message.incarnation,
-                    job_folder=host.job_folder,
-                    credentials=host.credentials,
-                    bootstrap=message.bootstrap,
-                )
+        given = socket_variables(self._place, {**os.environ, **message.env})
+        request = ForkRequest(
+            local_ranks=(),
+            env={**given, **message.env},
+            preload=message.preload,
+            sys_path=self._workspace.import_path(self._welcome.sys_path),
+            cwd=self._workspace.working_folder(self._welcome.cwd),
+            host_pid=os.getpid(),
+        )
+        refused: list[ProcGone] = []
+        for first in range(0, len(message.ranks), TOGETHER):
+            procs = []
+            for rank in message.ranks[first : first + TOGETHER]:
+                try:
+                    procs.append(self._host(message, rank))
+                except (OSError, SupervisionError) as error:
+                    name = self._welcome.name
+                    refused.append(not_started(message, rank, name, str(error)))
+            local_ranks = tuple(proc.rank % message.per_host for proc in procs)
+            self._forks.fork(request._replace(local_ranks=local_ranks), procs)
+        for gone in refused:  # together: they are one failure
+            self._tell_gone(gone)
+
+    def _host(self, message: SpawnProcs, rank: int) -> HostedProc:
+        """Make all that a proc needs but its process.
+
+        Raises:
+            OSError: there is no room for it.
+            SupervisionError: the host is being stopped.
+        """
+        assert self._welcome is not None
+        assert self._log is not None
+        assert self._place is not None
+        host = self._welcome
+        if self._leaving:
+            raise SupervisionError("its host is being stopped")
+        proc = HostedProc(
+            self._reactor,
+            self._log,
+            message,
+            rank,
+            host.name,
+            on_frame=self._from_proc,
+            on_gone=self._on_gone,
+        )
+        self._procs[message.mesh, rank] = proc
+        proc.welcome(
+            ProcWelcome(
+                job=message.job,
+                mesh_id=message.mesh,
+                mesh=message.name,
+                rank=rank,
+                region=message.region,
+                host=host.name,
+                host_address=self._place.address,
+                incarnation=message.incarnation,
+                job_folder=host.job_folder,
+                credentials=host.credentials,
+                bootstrap=message.bootstrap,
             )
-            request = ForkRequest(
-                env={
-                    **socket_variables(self._place, {**os.environ, **message.env}),
-                    "LOCAL_RANK": str(rank % message.per_host),
-                    **message.env,
-                },
-                preload=message.preload,
-                sys_path=self._workspace.import_path(host.sys_path),
-                cwd=self._workspace.working_folder(host.cwd),
-                host_pid=os.getpid(),
-            )
-            self._forks.fork(request, proc.fds(), proc.started)
+        )
+        return proc
 
     def _stop(self, message: StopProcs) -> None:
         for proc in self._select(message.mesh, message.ranks):
@@ -445,14 +466,16 @@ class HostAgent:
 
 
 def main() -> None:
-    """Entry of an agent on the controller's own machine: its end of a socket pair is given."""
-    parser = argparse.ArgumentParser(prog="python -m slurmmesh.hosts.agent")
-    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket")
-    options = parser.parse_args()
-    sock = socket.socket(fileno=options.fd)
+    """Entry of an agent on the controller's own machine.
+
+    Its end of a socket pair is the first argument; the second tells who looks at processes
+    which host it is.
+    """
+    server = fork_here()
+    sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     place = alone("all hosts of the job are on this machine")
-    sys.exit(HostAgent(sock, lambda _sock: "controller", lambda: place).run())
+    sys.exit(HostAgent(sock, lambda _sock: "controller", lambda: place, server).run())
 
 
 if __name__ == "__main__":

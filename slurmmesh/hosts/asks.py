@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import LinkClosed, UsageError
-from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
+
+if TYPE_CHECKING:
+    from slurmmesh.hosts.roster import HostRecord
 
 Operation = Callable[..., Any]
 """Gives a value, or a future of one; in the controller's loop, so it must not wait."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.agent import HostAgent
+from slurmmesh.hosts.forking import ForkServer, fork_here
 from slurmmesh.hosts.node import at_home
 from slurmmesh.slurm.addresses import Choice, parse_wish
 from slurmmesh.slurm.reach import choose_here
@@ -45,6 +46,11 @@ def dial(spec: DialSpec) -> int:
         SetupError: none of the controller's addresses could be reached.
         IdentityError: the certificate is missing or not private.
     """
+    with at_home(os.environ):
+        return _dial(spec, fork_here())
+
+
+def _dial(spec: DialSpec, server: ForkServer | None) -> int:
     credentials = Credentials.read(spec.identity, spec.name)
     raw, warning = _connect(spec)
     controller = str(raw.getpeername()[0])
@@ -59,8 +65,7 @@ def dial(spec: DialSpec) -> int:
         best, *_ = choose_here(parse_wish(spec.interface), others, node)
         return replace(best, warning="; ".join(filter(None, [warning, best.warning])))
 
-    with at_home(os.environ):
-        return HostAgent(sock, authenticate, place).run()
+    return HostAgent(sock, authenticate, place, server).run()
 
 
 def _connect(spec: DialSpec) -> tuple[socket.socket, str]:

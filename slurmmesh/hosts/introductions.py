@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.messages import Connect, Connected, Door, OpenDoor, TakeLink
-from slurmmesh.hosts.meshes import MeshRecord
-from slurmmesh.hosts.roster import HostRecord, Roster
+
+if TYPE_CHECKING:
+    from slurmmesh.hosts.meshes import MeshRecord
+    from slurmmesh.hosts.roster import HostRecord, Roster
 
 _Rank = tuple[int, int, int]
 """Mesh, rank and incarnation."""

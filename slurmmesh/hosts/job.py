@@ -9,25 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurmmesh.actors.actor import Actor
-from slurmmesh.actors.future import Future
-from slurmmesh.actors.mesh import ActorMesh, ProcMesh, packed_actor
-from slurmmesh.actors.remote import proc_here
-from slurmmesh.actors.runtime import Runtime
-from slurmmesh.config import load_settings
+from slurmmesh import config
 from slurmmesh.errors import SetupError, UsageError
 from slurmmesh.folders import make_local_folder
-from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.endings import explain_errors
-from slurmmesh.hosts.local import start_local_hosts
-from slurmmesh.hosts.mesh import HostMesh
-from slurmmesh.hosts.ownproc import NAME, REGION
-from slurmmesh.hosts.roster import HostRecord
+from slurmmesh.hosts.local import LocalHost, start_local_hosts
 from slurmmesh.record import this_process, write_record
-from slurmmesh.shape import Extent, Region
 from slurmmesh.wire.reactor import say
+
+if TYPE_CHECKING:
+    from slurmmesh.hosts.controller import Controller
+    from slurmmesh.hosts.mesh import HostMesh
+    from slurmmesh.hosts.roster import HostRecord
 
 START_TIMEOUT_S = 120.0
 
@@ -61,10 +56,16 @@ class Job:
         self.gpus_per_node = gpus_per_node
         self._nodes = nodes
         self._hosts: HostMesh | None = None
+        started: list[LocalHost] = []
+        if cluster == "local":
+            names = [f"local{index}" for index in range(nodes + spares)]
+            started = start_local_hosts(names, folder / "logs" if folder else None)
         try:
-            self._controller = Controller(job_id, folder)
-        except OSError as error:
-            raise SetupError(f"a job cannot be started in folder {folder}: {error}") from error
+            self._controller = _controller_of(job_id, folder)
+        except BaseException:
+            for host in started:
+                host.end()
+            raise
         self._controller.emit(
             "job_started",
             job_id=job_id,
@@ -74,18 +75,21 @@ class Job:
             argv=list(sys.argv),
         )
         try:
-            self._records = self._start(nodes + spares)
+            self._records = self._start(nodes + spares, started)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, total: int) -> list[HostRecord]:
+    def _start(self, total: int, started: list[LocalHost]) -> list[HostRecord]:
         if self.cluster == "slurm":
             from slurmmesh.hosts.allocated import start_allocated_hosts
 
             return start_allocated_hosts(self._controller, total)
-        names = [f"local{index}" for index in range(total)]
-        return start_local_hosts(self._controller, names)
+        records = []
+        for host in started:
+            records.append(self._controller.roster.add_host(host.name, launched=host.agent))
+            self._controller.roster.attach(records[-1], host.sock)
+        return records
 
     @property
     def hosts(self) -> HostMesh:
@@ -105,6 +109,9 @@ class Job:
         return self._mesh(records) if records else None
 
     def _mesh(self, records: list[HostRecord]) -> HostMesh:
+        from slurmmesh.hosts.mesh import HostMesh
+        from slurmmesh.shape import Extent, Region
+
         self._controller.roster.wait_ready(records, START_TIMEOUT_S)
         extent = Extent.of({"hosts": len(records)})
         region = Region.from_ranks(extent, [record.index for record in records])
@@ -126,6 +133,16 @@ class Job:
             exit_code: of the program, where it is known; for the last event of the job.
         """
         self._controller.close(exit_code=exit_code)
+
+
+def _controller_of(job_id: str, folder: Path | None) -> Controller:
+    # Imported here: meanwhile the agents of this machine, if there are any, start.
+    from slurmmesh.hosts.controller import Controller
+
+    try:
+        return Controller(job_id, folder)
+    except OSError as error:
+        raise SetupError(f"a job cannot be started in folder {folder}: {error}") from error
 
 
 def start_job(environ: Mapping[str, str]) -> Job:
@@ -165,7 +182,7 @@ def this_job() -> Job:
         UsageError: it does not run in one.
     """
     with _lock:
-        return _running() or start_job(os.environ)
+        return running_job() or start_job(os.environ)
 
 
 def job_or_local(nodes: int = 1) -> Job:
@@ -183,11 +200,11 @@ def job_or_local(nodes: int = 1) -> Job:
     if nodes < 1:
         raise UsageError(f"at least one host is needed, not {nodes}")
     with _lock:
-        if job := _running():
+        if job := running_job():
             return job
         if "SLURMMESH_JOB_FOLDER" in os.environ:
             return start_job(os.environ)
-        root = load_settings().job_root
+        root = config.load_settings().job_root
         try:
             job_id, folder = make_local_folder(root)
         except OSError as error:
@@ -233,79 +250,8 @@ def _of_this_program() -> dict[str, Any]:
     }
 
 
-_this_host: HostMesh | None = None
-
-
-def this_host() -> HostMesh:
-    """This machine as a host without dimensions; started once per program.
-
-    In an actor: the host it runs on.
-    """
-    here = proc_here()
-    if here is not None:
-        region = Region.from_ranks(Extent((), ()), [here.host_index()])
-        return HostMesh(here, region)
-    global _this_host
-    with _lock:
-        if _this_host is None or _this_host.stopped:
-            hosts = local_hosts(1)
-            _this_host = hosts.slice(hosts=0)
-        return _this_host
-
-
-def this_proc() -> ProcMesh:
-    """The proc that asks, as a mesh without dimensions: for actors beside the one that runs.
-
-    In the program itself: its own process. An actor there runs in a thread of its own and gets
-    copies of what it is sent, as everywhere.
-    """
-    here = proc_here()
-    if here is not None:
-        return here.this_proc()
-    controller = _controller()
-    return ProcMesh(controller, controller.own.mesh, NAME, REGION, REGION)
-
-
-def get_or_spawn_controller(
-    name: str, cls: type[Actor], *args: Any, **kwargs: Any
-) -> Future[ActorMesh]:
-    """The one actor of this name in the job, whoever asks first, in the program or in an actor.
-
-    It lives in the program's own process, to the end of the job. If it is there already ``args``
-    count for nothing.
-
-    Raises as ``ProcMesh.spawn``; the future fails with MeshStopped if the job is being stopped.
-    """
-    here = proc_here()
-    runtime: Runtime = here if here is not None else _controller()
-    body, buffers = packed_actor(name, cls, args, kwargs, REGION)
-    found: Future[ActorMesh] = Future(f"building {name!r}")
-
-    def built(answer: Future[Any]) -> None:
-        error = answer.exception(0)
-        if error is not None:
-            found.set_exception(error)
-            return
-        mesh, actor = answer.get(0)
-        procs = ProcMesh(runtime, mesh, NAME, REGION, REGION)
-        found.set_result(ActorMesh(runtime, procs, actor, name, cls, REGION, None))
-
-    runtime.get_or_create(body, buffers, name).add_done_callback(built)
-    return found
-
-
-def _controller() -> Controller:
-    """That of this program's job, or else of its ``this_host()``."""
-    with _lock:
-        job = _running()
-        if job is not None:
-            return job._controller
-        runtime = this_host()._runtime
-        assert isinstance(runtime, Controller)
-        return runtime
-
-
-def _running() -> Job | None:
+def running_job() -> Job | None:
+    """The one that this program runs in, if it has been started and not been stopped."""
     return _job if _job is not None and not _job.closed else None
 
 

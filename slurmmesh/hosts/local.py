@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from pathlib import Path
+from typing import NamedTuple
 
 from slurmmesh.errors import SetupError
-from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.linux import python_command
 
 
@@ -40,24 +40,45 @@ class LocalAgent:
         self._process.wait()
 
 
-def start_local_hosts(controller: Controller, names: list[str]) -> list[HostRecord]:
+class LocalHost(NamedTuple):
+    """A host whose agent has been started; ``sock`` is our end of the link to it."""
+
+    name: str
+    agent: LocalAgent
+    sock: socket.socket
+
+    def end(self) -> None:
+        """End it, before anybody has spoken to it."""
+        self.sock.close()
+        self.agent.kill()
+
+
+def start_local_hosts(names: list[str], logs: Path | None) -> list[LocalHost]:
     """Start an agent for each name.
+
+    Args:
+        logs: where theirs will be, for who looks at processes.
 
     Raises:
         SetupError: out of processes or descriptors.
     """
+    hosts: list[LocalHost] = []
     try:
-        return [_start_agent(controller, name) for name in names]
+        for name in names:
+            hosts.append(_start_host(name, str(logs / f"{name}.log") if logs else name))
     except OSError as error:
+        for host in hosts:
+            host.end()
         raise SetupError(f"a host on this machine cannot be started: {error}") from error
+    return hosts
 
 
-def _start_agent(controller: Controller, name: str) -> HostRecord:
+def _start_host(name: str, label: str) -> LocalHost:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
             process = subprocess.Popen(
-                python_command("slurmmesh.hosts.agent", "--fd", str(theirs.fileno())),
+                python_command("slurmmesh.hosts.agent", str(theirs.fileno()), label),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C at the terminal is for the controller, which then ends its hosts in order.
@@ -66,6 +87,4 @@ def _start_agent(controller: Controller, name: str) -> HostRecord:
         except BaseException:
             ours.close()
             raise
-    host = controller.roster.add_host(name, launched=LocalAgent(process))
-    controller.roster.attach(host, ours)
-    return host
+    return LocalHost(name, LocalAgent(process), ours)

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from slurmmesh import config
 from slurmmesh.actors.coroutine import CoroutineFuture
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcMesh
 from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcOptions, Runtime, runtime_of
-from slurmmesh.config import load_settings
 from slurmmesh.errors import UsageError
 from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.syncing import MAX_BYTES, Choice, SyncedWorkspace, in_background
@@ -138,7 +138,7 @@ class HostMesh(Shaped):
             UsageError: there is no such folder, it is that of the jobs, or a rule is no text.
         """
         controller = self._controller
-        jobs = [load_settings().job_root, controller.roster.job_folder]
+        jobs = [config.load_settings().job_root, controller.roster.job_folder]
         choice = Choice.of(folder, exclude, max_bytes, filter(None, jobs))
         hosts = self.region.ranks
         return CoroutineFuture(

@@ -1,10 +1,12 @@
-"""What the controller and a host agent say to each other. Plain data."""
+"""What the controller and a host agent say to each other. Plain data.
+
+Named tuples, for each process that starts makes these classes: dataclasses take far longer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmmesh.errors import ExitCause
 from slurmmesh.hosts.manifest import Manifest, Piece
@@ -13,16 +15,14 @@ from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.identity import Credentials
 
 
-@dataclass(frozen=True)
-class HostHello:
+class HostHello(NamedTuple):
     """Host to controller, first: I am here."""
 
     pid: int
     version: str
 
 
-@dataclass(frozen=True)
-class HostWelcome:
+class HostWelcome(NamedTuple):
     """Controller to host, in answer: who you are and how to behave.
 
     Attributes:
@@ -46,22 +46,19 @@ class HostWelcome:
     log_keep: int
 
 
-@dataclass(frozen=True)
-class HostReady:
+class HostReady(NamedTuple):
     """Host to controller: procs can be spawned. ``place`` is where others reach this host."""
 
     place: Choice
 
 
-@dataclass(frozen=True)
-class HostFailed:
+class HostFailed(NamedTuple):
     """Host to controller: I cannot be of use, and leave."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class SpawnProcs:
+class SpawnProcs(NamedTuple):
     """Start these ranks of a mesh.
 
     Attributes:
@@ -78,15 +75,14 @@ class SpawnProcs:
     ranks: tuple[int, ...]
     per_host: int
     incarnation: int
-    job: str = ""
-    env: dict[str, str] = field(default_factory=dict)
-    preload: tuple[str, ...] = ()
-    hosts: Sequence[int] = ()
-    bootstrap: bytes = b""
+    job: str
+    env: dict[str, str]
+    preload: tuple[str, ...]
+    hosts: Sequence[int]
+    bootstrap: bytes
 
 
-@dataclass(frozen=True)
-class StopProcs:
+class StopProcs(NamedTuple):
     """End these ranks in order; kill what is left after ``grace_s`` seconds."""
 
     mesh: int
@@ -94,8 +90,7 @@ class StopProcs:
     grace_s: float
 
 
-@dataclass(frozen=True)
-class SignalProcs:
+class SignalProcs(NamedTuple):
     """Send a signal. ``ordered``: the end it brings is wanted, not a failure."""
 
     mesh: int
@@ -104,8 +99,7 @@ class SignalProcs:
     ordered: bool = False
 
 
-@dataclass(frozen=True)
-class StreamLogs:
+class StreamLogs(NamedTuple):
     """Send what these ranks write from now on to the controller as well.
 
     Attributes:
@@ -119,20 +113,17 @@ class StreamLogs:
     order: int
 
 
-@dataclass(frozen=True)
-class LogsStream:
+class LogsStream(NamedTuple):
     """Host to controller: the order is in force."""
 
     order: int
 
 
-@dataclass(frozen=True)
-class LogsTaken:
+class LogsTaken(NamedTuple):
     """Controller to host: what you sent of your ranks' lines has been shown; send more."""
 
 
-@dataclass(frozen=True)
-class RankLines:
+class RankLines(NamedTuple):
     """Lines of one rank, in a LOG frame.
 
     Attributes:
@@ -150,38 +141,33 @@ HOSTS = 0
 """What these are calls to: the mesh whose ranks are the host agents themselves."""
 
 
-@dataclass(frozen=True)
-class OfferFolder:
+class OfferFolder(NamedTuple):
     """Controller to host: the folder ``source`` holds this now. Answer: the digests it lacks."""
 
     source: str
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class SendPieces:
+class SendPieces(NamedTuple):
     """Controller to host: contents that it lacks, or parts of them."""
 
     pieces: tuple[Piece, ...]
     contents: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class CommitFolder:
+class CommitFolder(NamedTuple):
     """Controller to host: all is there, use it. Answer: where the copy is."""
 
     source: str
 
 
-@dataclass(frozen=True)
-class Shutdown:
+class Shutdown(NamedTuple):
     """End all procs in order, and then the agent."""
 
     grace_s: float
 
 
-@dataclass(frozen=True)
-class ProcStarted:
+class ProcStarted(NamedTuple):
     """Host to controller: a proc is up. ``at``: seconds since the epoch."""
 
     mesh: int
@@ -191,8 +177,7 @@ class ProcStarted:
     at: float
 
 
-@dataclass(frozen=True)
-class ProcGone:
+class ProcGone(NamedTuple):
     """Host to controller: a proc ended, or could not be started. All it sent came before this.
 
     Attributes:
@@ -209,41 +194,35 @@ class ProcGone:
     stopped: bool = False
 
 
-@dataclass(frozen=True)
-class Listen:
+class Listen(NamedTuple):
     """Controller to host: let other hosts come to you. Answer: ``Listening``."""
 
 
-@dataclass(frozen=True)
-class Listening:
+class Listening(NamedTuple):
     """Host to controller: the port at which other hosts may come; 0 if that cannot be."""
 
     port: int
 
 
-@dataclass(frozen=True)
-class FindHosts:
+class FindHosts(NamedTuple):
     """Host to controller: where are these hosts? Answer: ``HostsFound``."""
 
     hosts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class HostsFound:
+class HostsFound(NamedTuple):
     """Controller to host: address and port of hosts, None of those that cannot be reached."""
 
     places: dict[int, tuple[str, int] | None]
 
 
-@dataclass(frozen=True)
-class FindMesh:
+class FindMesh(NamedTuple):
     """Host to controller: where is this mesh? Answer, once its procs are started: ``MeshFound``."""
 
     mesh: int
 
 
-@dataclass(frozen=True)
-class MeshFound:
+class MeshFound(NamedTuple):
     """Controller to host: where a mesh is.
 
     Attributes:
@@ -258,10 +237,15 @@ class MeshFound:
     per_host: int = 1
 
 
-@dataclass(frozen=True)
-class ForkRequest:
-    """Host to fork server, together with three descriptors: link, stdout, stderr."""
+class ForkRequest(NamedTuple):
+    """Host to fork server: fork procs. Three descriptors come with each: link, stdout, stderr.
 
+    Attributes:
+        local_ranks: of the procs.
+        env: added to the environment of each.
+    """
+
+    local_ranks: tuple[int, ...]
     env: dict[str, str]
     preload: tuple[str, ...]
     sys_path: tuple[str, ...]
@@ -269,9 +253,12 @@ class ForkRequest:
     host_pid: int
 
 
-@dataclass(frozen=True)
-class ForkReply:
-    """Fork server to host: the pid, or why there is none."""
+class TakeOutput(NamedTuple):
+    """Host to fork server, together with one descriptor: write there what you have to say."""
 
-    pid: int = 0
+
+class ForkReply(NamedTuple):
+    """Fork server to host: the pids of the first procs, and why there are none of the others."""
+
+    pids: tuple[int, ...] = ()
     error: str = ""

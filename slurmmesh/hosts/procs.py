@@ -13,7 +13,7 @@ from typing import Any, Literal
 from slurmmesh.actors.messages import Connected, ProcWelcome, StopProc, TakeLink, WriteLogs
 from slurmmesh.errors import ExitCause, LinkClosed
 from slurmmesh.hosts.logs import HostLog
-from slurmmesh.hosts.messages import ForkReply, ProcGone, SpawnProcs
+from slurmmesh.hosts.messages import ProcGone, SpawnProcs
 from slurmmesh.linux import kill_group, oom_kills
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Buffer, Frame, Kind
@@ -80,21 +80,21 @@ class HostedProc:
         """The descriptors that the proc gets: link, stdout, stderr."""
         return [self._theirs.fileno(), self._stdout.write_fd, self._stderr.write_fd]
 
-    def started(self, reply: ForkReply) -> None:
-        """Take the fork server's answer."""
+    def started(self, pid: int, error: str) -> None:
+        """See ``Unborn``."""
         self._theirs.close()
         self._stdout.close_write_end()
         self._stderr.close_write_end()
-        if not reply.pid:
-            self._end(detail=reply.error, kind="not_started")
+        if not pid:
+            self._end(detail=error, kind="not_started")
             return
-        self.pid = reply.pid
+        self.pid = pid
         try:
-            self._pidfd = os.pidfd_open(reply.pid)
-        except OSError as error:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._end(detail=f"it could not be watched: {error}", kind="not_started")
+            self._pidfd = os.pidfd_open(pid)
+        except OSError as refused:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._end(detail=f"it could not be watched: {refused}", kind="not_started")
             return
         self._reactor.watch(self._pidfd, READ, self._exited)
         if self._doomed:

@@ -63,6 +63,7 @@ class HostRecord:
     Attributes:
         name: of the machine, for people.
         identity: as certified, unique in the job.
+        credentials: for it, if they were issued before it said its name.
         place: the address under which the other hosts reach it, and why; None until it is up.
         lost: set when it is gone; its procs count as dead.
     """
@@ -73,6 +74,7 @@ class HostRecord:
     launched: Launched | None = None
     link: Link | None = None
     place: Choice | None = None
+    credentials: Credentials | None = None
     pid: int = 0
     heard: float = 0.0
     ready: bool = False
@@ -186,6 +188,7 @@ class Roster:
 
     def attach(self, host: HostRecord, sock: socket.socket) -> None:
         """Take our end of a socket pair whose other end a host of this machine was given."""
+        host.credentials = self.authority.issue(host.identity)  # while it starts
         link = Link(
             self._reactor,
             sock,
@@ -310,7 +313,7 @@ class Roster:
             log=self._log_of(host),
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
             cwd=os.getcwd(),
-            credentials=self.authority.issue(host.identity),
+            credentials=host.credentials or self.authority.issue(host.identity),
             heartbeat_s=HEARTBEAT_S,
             lease_s=LEASE_S,
             log_max_bytes=self._log_limits[0],

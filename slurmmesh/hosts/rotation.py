@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from slurmmesh.config import load_settings
+from slurmmesh import config
 from slurmmesh.folders import aside_of, put_aside
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -21,7 +21,7 @@ def log_limits() -> tuple[int, int]:
 
     Raises ConfigError.
     """
-    settings = load_settings()
+    settings = config.load_settings()
     return max(1, int(settings.log_max_mb * 2**20)), settings.log_keep
 
 

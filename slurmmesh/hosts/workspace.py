@@ -10,15 +10,17 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmmesh.actors.failure import Failure
 from slurmmesh.errors import WorkspaceError
-from slurmmesh.hosts.copies import Copies, PrivateFolder, sweep
 from slurmmesh.hosts.manifest import import_path, moved
 from slurmmesh.hosts.messages import CommitFolder, OfferFolder, SendPieces
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
+
+if TYPE_CHECKING:
+    from slurmmesh.hosts.copies import Copies, PrivateFolder
 
 
 class Workspace:
@@ -47,7 +49,7 @@ class Workspace:
         self._folder: PrivateFolder | None = None
         self._copies: Copies | None = None
         self._links: dict[str, str] = {}
-        threading.Thread(target=sweep, name="slurmmesh-sweep", daemon=True).start()
+        threading.Thread(target=_sweep, name="slurmmesh-sweep", daemon=True).start()
 
     def take(self, frame: Frame) -> None:
         """Take a request. Not waiting; each is answered, in order."""
@@ -93,6 +95,8 @@ class Workspace:
 
     def _handle(self, message: OfferFolder | SendPieces | CommitFolder) -> Any:
         if self._copies is None:
+            from slurmmesh.hosts.copies import Copies, PrivateFolder
+
             self._folder = self._folder or PrivateFolder()
             self._copies = Copies(self._folder.path)
         if isinstance(message, OfferFolder):
@@ -117,3 +121,9 @@ class Workspace:
         else:
             told = WorkspaceError(f"{type(error).__name__}: {error}", self._host)
         return Failure.of(told, actor="", rank=rank, host=self._host, fatal=True)
+
+
+def _sweep() -> None:
+    from slurmmesh.hosts.copies import sweep  # here: the agent's start does not wait for it
+
+    sweep()

@@ -256,7 +256,7 @@ def test_hosts_are_stopped_and_filled_by_the_program_itself(parent):
 @pytest.fixture
 def here(monkeypatch, hosts) -> sm.ProcMesh:
     """``this_proc()`` of the job of these tests; the program has none of its own."""
-    monkeypatch.setattr("slurmmesh.hosts.job._this_host", hosts.slice(hosts=0))
+    monkeypatch.setattr("slurmmesh.hosts.here._this_host", hosts.slice(hosts=0))
     return sm.this_proc()
 
 
