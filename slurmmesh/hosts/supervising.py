@@ -62,6 +62,7 @@ class Supervising:
         self._is_over = is_over
         self._gathered: dict[tuple[int, int], list[RankFailure]] = {}
         self._own: dict[int, tuple[str, Owner]] = {}
+        self._waiting: dict[tuple[int, int], list[set[Hashable]]] = {}
         self._heard: dict[Hashable, None] = {}
         self._heard_lock = threading.RLock()
 
@@ -130,9 +131,19 @@ class Supervising:
 
     def _climb(self, mesh: int, actor: int, failure: MeshFailure, owner: Owner) -> None:
         if owner == ROOT:
-            self._reactor.call_later(
-                LISTEN_S - GATHER_S, lambda: self._arrived(mesh, actor, failure)
-            )
+            keys = {key for rank in failure.ranks for key in _keys(mesh, actor, rank)}
+            waiting = self._waiting.setdefault((mesh, actor), [])
+            waiting.append(keys)
+
+            def arrived() -> None:
+                heard = self._is_heard(waiting)
+                waiting.remove(keys)
+                if not waiting:
+                    self._waiting.pop((mesh, actor), None)
+                if not heard:
+                    self._arrived(mesh, failure)
+
+            self._reactor.call_later(LISTEN_S - GATHER_S, arrived)
         elif not self._lives(owner):
             return  # it ends, and what it owns with it; its own owner is told of that
         elif owner.actor:
@@ -143,7 +154,16 @@ class Supervising:
         else:  # a thread of the user's spawned it, outside of any actor
             self._climb(mesh, actor, failure, self._meshes[owner.process.mesh].owner)
 
-    def _arrived(self, mesh: int, actor: int, failure: MeshFailure) -> None:
+    def _is_heard(self, waiting: Sequence[set[Hashable]]) -> bool:
+        """Whether somebody heard of one of these failures of a mesh, and thus of all of them."""
+        with self._heard_lock:
+            if not any(key in self._heard for keys in waiting for key in keys):
+                return False
+            for keys in waiting:
+                self._heard.update(dict.fromkeys(keys))
+            return True
+
+    def _arrived(self, mesh: int, failure: MeshFailure) -> None:
         """Nobody is left to decide."""
         record = self._meshes.get(mesh)
         if self._is_over() or (record is not None and isinstance(record.over, MeshStopped)):
@@ -151,10 +171,6 @@ class Supervising:
         died = any(rank.cause is not None for rank in failure.ranks)
         if died and record is not None and record.subscribers:
             return
-        with self._heard_lock:
-            keys = (key for rank in failure.ranks for key in _keys(mesh, actor, rank))
-            if any(key in self._heard for key in keys):
-                return
         threading.Thread(target=_call_hook, args=(failure,), name="slurmmesh-fault").start()
 
 
