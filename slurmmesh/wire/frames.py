@@ -64,28 +64,28 @@ Buffer = bytes | bytearray | memoryview
 class Kind(enum.IntEnum):
     """What a frame is about."""
 
-    HELLO = 1
-    WELCOME = 2
-    CONTROL = 3
-    CREATE = 4
-    CALL = 5
-    CAST = 6
-    RESULT = 7
-    ERROR = 8
-    EVENT = 9
-    PING = 10
-    PONG = 11
-    CALLS = 12
-    RESULTS = 13
-    MERGED = 14
-    DELIVERED = 15
-    ASK = 16
-    PORT = 17
-    RELEASE = 18
-    LOG = 19
-    RETURNED = 20
-    CLOSED = 21
-    AFRESH = 22
+    HELLO = 1  # up, first: who is here, and when it is ready; of a host, how it fails
+    WELCOME = 2  # down, in answer: who the other is, and how to behave
+    CONTROL = 3  # a message between controller, hosts and procs (``hosts/messages.py``)
+    CREATE = 4  # down: build an actor
+    CALL = 5  # a call that wants an answer of each rank
+    CAST = 6  # a call that wants none
+    RESULT = 7  # the answer of one rank: a value
+    ERROR = 8  # the answer of one rank, or of several: a failure
+    EVENT = 9  # up: an event for the job's log
+    PING = 10  # a sign of life
+    PONG = 11  # its answer
+    CALLS = 12  # on direct links: calls and casts, several in one frame
+    RESULTS = 13  # on direct links: answers, several in one frame
+    MERGED = 14  # up: answers of several ranks, see ``wire/gather.py``
+    DELIVERED = 15  # up: these ranks have been handed a cast
+    ASK = 16  # up: what a proc asks of the controller (``hosts/asks.py``)
+    PORT = 17  # a message for a port
+    RELEASE = 18  # shared memory that came by this link is free again
+    LOG = 19  # up: lines that ranks wrote
+    RETURNED = 20  # up: a host below cannot be reached, these ranks must be sent to anew
+    CLOSED = 21  # down: the sender knows all answers to these calls
+    AFRESH = 22  # down: earlier requests that have not come will come by another way
 
 
 _pack = HEADER.pack
@@ -110,7 +110,7 @@ class Frame:
     """One message. ``ranks`` are global ranks of the proc mesh ``mesh``.
 
     Attributes:
-        flags: ``STREAM`` or 0.
+        flags: any of ``STREAM`` to ``URGENT``, or 0.
         fds: of a received frame: the descriptors that came with it, which are the receiver's.
     """
 
@@ -222,7 +222,7 @@ class FrameDecoder:
 
     Give it bytes with :meth:`feed`, or put them into :attr:`incoming` and call it without any.
     While :meth:`space` returns a view, the next bytes of the stream may be received straight
-    into it and then be told with :meth:`filled`, or in :attr:`counts`.
+    into it; their count is then told in :attr:`counts`, before the next :meth:`feed`.
     After a ``FrameError`` the stream has lost its sense and must be closed.
 
     A frame is dropped when the next one is asked for, and what is known changes in single steps:
@@ -347,11 +347,6 @@ class FrameDecoder:
             return None
         missing = payload.missing()
         return missing if missing is not None and len(missing) >= _SMALL else None
-
-    def filled(self, count: int) -> Iterator[Frame]:
-        """Tell that ``count`` bytes were received into :meth:`space`; yield what they complete."""
-        self.counts.append(count)
-        return self.feed()
 
     @property
     def counts(self) -> list[int]:
