@@ -125,6 +125,7 @@ class Driver:
                     self._sleep(awaited, _Bell(), deadline)
                 elif self._turn.acquire(False) or self._displace_background():
                     self._lead(done, deadline)
+                    self._give_back()  # here, so that a handler may raise as it begins
                 else:
                     self._follow(awaited, deadline)
                 if done():
@@ -132,7 +133,8 @@ class Driver:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
         finally:
-            self._give_back()
+            if self._turn._is_owned():  # type: ignore[attr-defined]
+                self._give_back()
 
     @property
     def leads_here(self) -> bool:
