@@ -29,6 +29,9 @@ class EndpointRef:
     Raises, all of them:
         TypeError: the arguments do not fit.
         UsageError: the arguments cannot be sent.
+
+    Of a mesh that is over futures tell why, with MeshStopped or another SupervisionError;
+    ``broadcast``, which has none, raises it.
     """
 
     def __init__(self, mesh: ActorMesh, name: str, timeout: float | None = None) -> None:

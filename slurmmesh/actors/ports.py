@@ -151,6 +151,10 @@ class PortReceiver(Generic[T]):
         was cancelled or dropped takes none, and one that took a message and was dropped before
         anybody read it gives it back.
 
+        The future fails with what was sent by ``Port.exception``, or with what unpickling the
+        message raised here; ``get`` raises CallTimeout if none comes in time. It does not fail when
+        nobody is left to send.
+
         Raises:
             UsageError: a once-port whose message was read, or is awaited elsewhere.
             SupervisionError: in a fork of the process that opened it.
