@@ -18,6 +18,7 @@ import pytest
 import slurmmesh as sm
 from slurmmesh.actors import ProcEvent
 from slurmmesh.errors import HostLost, ProcDied, RestartBudgetSpent, SupervisionError
+from slurmmesh.hosts import roster
 
 
 class Victim(sm.Actor):
@@ -272,8 +273,6 @@ def test_a_host_that_was_given_up_and_comes_back_ends_its_procs(hosts, tmp_path,
 
 
 def test_a_host_ends_its_procs_before_it_is_given_up():
-    from slurmmesh.hosts import roster
-
     assert roster.LEASE_S + 2 * roster.HEARTBEAT_S < roster.HOST_SILENCE_S
 
 
