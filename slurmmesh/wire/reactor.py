@@ -28,6 +28,9 @@ _READABLE = select.EPOLLIN
 _LONGEST_WAIT_S = 3600.0
 """The kernel takes no wait of any length; waking once an hour costs nothing."""
 
+_ATTEMPTS = 100
+"""So often a callback that raises is run: no signal handlers interrupt the same one as often."""
+
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
 _running: set[int] = set()
 """Threads that run a loop."""
@@ -92,6 +95,8 @@ class Reactor:
         self.sent_at = 0.0
         """When one of its links last sent a batch, by ``time.monotonic``."""
         self._calls: collections.deque[_Call] = collections.deque()
+        self._failed: Callable[..., Any] | None = None
+        self._failures = 0
         self._timers: list[tuple[float, int, Timer]] = []
         self._ticket = itertools.count()
         self._thread: int | None = None
@@ -240,7 +245,7 @@ class Reactor:
             call = calls[0]
         except IndexError:  # a signal handler waited, and so ran the loop meanwhile
             return
-        self.guard(call[0], *call[1])
+        self._attempt(*call)
         if calls and calls[0] is call:
             calls.popleft()
 
@@ -249,10 +254,23 @@ class Reactor:
         while self._timers and self._timers[0][0] <= now:
             timer = self._timers[0][2]
             if not timer.cancelled:
-                self.guard(timer.callback)
+                self._attempt(timer.callback, ())
             timer.cancelled = True
             while self._timers and self._timers[0][2].cancelled:
                 heapq.heappop(self._timers)
+
+    def _attempt(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Run a callback that is run again if it raises through here, but not for ever."""
+        try:
+            self.guard(callback, *args)
+        except BaseException:
+            if callback is not self._failed:
+                self._failed, self._failures = callback, 0
+            self._failures += 1
+            if self._failures < _ATTEMPTS:
+                raise
+            self._failed = None
+            self._on_error()
 
     def _wait_time(self, timeout: float | None) -> float | None:
         if self._calls or self._before_wait:

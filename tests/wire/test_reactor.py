@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+
+import pytest
 
 from slurmmesh.wire import READ, Reactor
 
@@ -101,3 +104,62 @@ def test_a_timer_beyond_what_the_kernel_can_wait_for_is_harmless():
     threading.Thread(target=lambda: (ran.append(True), reactor.stop())).start()
     reactor.run()
     assert ran == [True]
+
+
+@pytest.mark.parametrize("way", ["call_soon", "before_wait", "call_later"])
+def test_what_a_signal_handler_interrupts_is_run_again_before_all_else(way):
+    reactor = Reactor()
+    reactor.raising = True
+    ran: list[str] = []
+
+    def interrupted() -> None:
+        ran.append("first")
+        if len(ran) < 3:
+            raise KeyboardInterrupt
+
+    for callback in (interrupted, lambda: ran.append("second")):
+        if way == "call_later":
+            reactor.call_later(0.0, callback)
+        else:
+            getattr(reactor, way)(callback)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            reactor.turn(0)
+    reactor.turn(0)
+    reactor.turn(0)
+    assert ran == ["first", "first", "first", "second"]
+    reactor.close()
+
+
+@pytest.mark.parametrize("way", ["call_soon", "before_wait", "call_later"])
+def test_a_callback_that_always_raises_does_not_do_so_for_ever(way):
+    told: list[str] = []
+    reactor = Reactor(on_error=lambda: told.append("reported"))
+    reactor.raising = True
+    if way == "call_later":
+        reactor.call_later(0.0, lambda: 1 / 0)
+    else:
+        getattr(reactor, way)(lambda: 1 / 0)
+    reactor.call_soon(told.append, "next")
+    while len(told) < 2:
+        with contextlib.suppress(ZeroDivisionError):
+            reactor.turn(0)
+    reactor.turn(0)
+    assert sorted(told) == ["next", "reported"]
+    reactor.close()
+
+
+def test_a_timer_that_makes_an_earlier_one_fires_once():
+    clock = [1.0]
+    reactor = Reactor(clock=lambda: clock[0])
+    fired: list[str] = []
+
+    def first() -> None:
+        fired.append("first")
+        reactor.call_later(-1.0, lambda: fired.append("earlier"))
+
+    reactor.call_later(0.0, first)
+    reactor.turn(0)
+    reactor.turn(0)
+    assert fired == ["first", "earlier"]
+    reactor.close()
