@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import pickle
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
+from slurmmesh.errors import LinkClosed, SupervisionError
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import loads
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link
+from slurmmesh.wire.sharing import Placed
 
 Sink = Callable[[Any, BaseException | None], Any]
 """Takes a value, or an error."""
@@ -88,18 +91,34 @@ class DirectLink(BatchLink):
 
         Raises LinkClosed, FrameError: then the sink gets nothing.
         """
+        placed = self.place(frame)
+        if self._posting == threading.get_ident():
+            # In a signal handler: what is sent meanwhile has smaller numbers, see Link.post.
+            self._reactor.call_soon(self._send_late, frame, placed, sink)
+            return 0
+        return self._send_placed(frame, placed, sink)
+
+    def _send_placed(self, frame: Frame, placed: Placed | None, sink: Sink | None) -> int:
         with self._lock:
-            self._number = number = self._number + 1
-            frame.call = number
+            self._number = frame.call = number = self._number + 1
+            if placed is not None:
+                placed.frame.call = number
             if sink is None:
                 self._last_cast = number
-                return self.post(frame)
+                return self.post_placed(frame, placed)
             self._open[number] = sink
             try:
-                return self.post(frame)
+                return self.post_placed(frame, placed)
             except BaseException:
                 self._open.pop(number, None)
                 raise
+
+    def _send_late(self, frame: Frame, placed: Placed | None, sink: Sink | None) -> None:
+        try:
+            self._send_placed(frame, placed, sink)
+        except LinkClosed as error:
+            if sink is not None:
+                sink(None, SupervisionError(str(error)))
 
     def fail_all(self, error: BaseException) -> None:
         """End every open call with an error."""
@@ -174,27 +193,31 @@ class Place:
     Attributes:
         direct: the link to use now; None: by the hosts.
         link: the direct link there is, whether it may be used now or not.
+        is_up: whether its peer is known.
         ask_at: time of the loop's clock before which no direct link is asked for.
         under_way: messages by the hosts that are not known to have arrived.
     """
 
-    __slots__ = ("ask_at", "direct", "link", "under_way")
+    __slots__ = ("ask_at", "direct", "is_up", "link", "under_way")
 
     def __init__(self) -> None:
         self.direct: DirectLink | None = None
         self.link: DirectLink | None = None
+        self.is_up = False
         self.ask_at = 0.0
         self.under_way = 0
 
     def connect(self, link: DirectLink) -> None:
         """There is a direct link now."""
         self.link = link
+        self.is_up = True
         if not self.under_way:
             self.direct = link
 
     def disconnect(self) -> DirectLink | None:
         """The direct link, if there was one, is of no use any more."""
         link, self.link, self.direct, self.ask_at = self.link, None, None, 0.0
+        self.is_up = False
         return link
 
     def depart(self) -> None:
@@ -205,5 +228,5 @@ class Place:
     def arrive(self) -> None:
         """It is known to have arrived, or never will."""
         self.under_way -= 1
-        if not self.under_way:
+        if self.is_up and not self.under_way:
             self.direct = self.link

@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmmesh.wire.frames import Frame, Kind, answer_bytes, batch_bytes
 from slurmmesh.wire.quick import QuickLink
+from slurmmesh.wire.sharing import Placed
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 """Types of values that may go into a batch: nobody can change them before it is sent."""
@@ -66,7 +67,11 @@ class BatchLink(QuickLink):
 
     def flush(self) -> None:
         """Send what is gathered. Raises LinkClosed as ``post`` does."""
-        if not self._batch or self._posting == threading.get_ident():
+        if not self._batch:
+            return
+        if self._posting == threading.get_ident():
+            # We are in a signal handler that interrupted a post, see Link.post.
+            self._reactor.call_soon(self._flush_quietly)
             return
         with self._lock:
             batch = self._batch[:]
@@ -78,11 +83,11 @@ class BatchLink(QuickLink):
                 if self._batch:  # a signal handler came in between
                     self._reactor.before_wait(self._flush_quietly)
 
-    def post(self, frame: Frame, fds: tuple[int, ...] = ()) -> int:
-        """See ``Link.post``."""
+    def post_placed(self, frame: Frame, placed: Placed | None, fds: tuple[int, ...] = ()) -> int:
+        """See ``Link.post_placed``."""
         with self._lock:
             self.flush()
-            return super().post(frame, fds)
+            return super().post_placed(frame, placed, fds)
 
     def answer(self, request: Frame, body: bytes) -> None:
         """Send a small RESULT to a request that came in a frame of its own.

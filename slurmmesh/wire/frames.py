@@ -177,10 +177,15 @@ class Frame:
 
 def _memory(size: int) -> bytearray | memoryview:
     """Writable memory of ``size`` bytes. Much of it is the kernel's to give as it is written to:
-    a peer that only claims to send much does not cost us that much."""
+    a peer that only claims to send much does not cost us that much.
+
+    Raises MemoryError."""
     if size < _LAZY:
         return bytearray(size)
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    try:
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as error:
+        raise MemoryError(f"no memory for {size} bytes of a frame: {error}") from None
 
 
 def answer_bytes(request: Frame, body: bytes) -> bytes:
@@ -233,6 +238,8 @@ class FrameDecoder:
         # Bytes not decoded yet, from a position on; a frame whose payload is under way; what came
         # since then; descriptors that no frame has taken yet.
         self._state: _State = (b"", 0, None, [], ())
+        # How many of these descriptors a frame has that is being handled.
+        self._handed = 0
 
     @property
     def incoming(self) -> list[Received]:
@@ -244,6 +251,7 @@ class FrameDecoder:
 
         Raises:
             FrameError: bad magic, version, kind or size.
+            MemoryError: there is no room for a frame.
         """
         if data:
             self.incoming.append((data, [], 0, None))
@@ -271,10 +279,10 @@ class FrameDecoder:
                     raise FrameError(f"{count} descriptors were to come with a frame")
                 frame.fds, fds = fds[:count], fds[count:]
                 frame.flags &= 0xFF
-            state = self._state
+            state, self._handed = self._state, count
             yield frame
             if self._state is state:  # else a signal handler waited, and so went on from here
-                self._state = (rest, position, None, incoming, fds)
+                self._state, self._handed = (rest, position, None, incoming, fds), 0
 
     @property
     def at_rest(self) -> list[Received] | None:
@@ -324,9 +332,9 @@ class FrameDecoder:
         self._state = (b"", 0, None, [], self._state[4])
 
     def forsake(self) -> tuple[int, ...]:
-        """The descriptors that no frame has taken: whoever ends the link closes them."""
+        """The descriptors that no frame has: whoever ends the link closes them."""
         self._take()
-        return self._state[4]
+        return self._state[4][self._handed :]
 
     def _take(self) -> None:
         """Add what came to what is there already."""

@@ -22,7 +22,7 @@ from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.outgoing import Outgoing, close_all
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
-from slurmmesh.wire.sharing import Sharing
+from slurmmesh.wire.sharing import Placed, Sharing
 
 HANDSHAKE_TIMEOUT_S = 20.0
 HIGH_WATER = 64 << 20
@@ -30,7 +30,6 @@ HIGH_WATER = 64 << 20
 
 _CHUNK = 1 << 16
 _READS_A_TURN = 64
-_MAX_PARTS = 64
 ONE_READ = ((_CHUNK,), (socket.CMSG_SPACE(4 * MAX_FDS),), (socket.MSG_CMSG_CLOEXEC,))
 """Arguments of ``recvmsg``, each for ``map``: bytes, room for descriptors, not inherited."""
 
@@ -136,16 +135,24 @@ class Link:
 
         Returns the position in the stream at which the frame ends. Raises as ``send`` does.
         """
-        me = threading.get_ident()
-        if self._posting == me:
+        return self.post_placed(frame, self.place(frame) if frame.buffers else None, fds)
+
+    def place(self, frame: Frame) -> Placed | None:
+        """Copy a large payload to where the peer finds it, for ``post_placed``; without a lock."""
+        if frame.buffers and self._sharing is not None:
+            frame.parts()
+            return self._sharing.place(frame)
+        return None
+
+    def post_placed(self, frame: Frame, placed: Placed | None, fds: tuple[int, ...] = ()) -> int:
+        """``post`` of a frame whose payload has its place. With whatever lock held."""
+        if self._posting == (me := threading.get_ident()):
             # We are in a signal handler that interrupted a post: what that is at must not change.
-            self._reactor.call_soon(self._post_late, frame, fds)
+            self._reactor.call_soon(self._post_late, frame, placed, *fds)
             return 0
-        parts = frame.parts(len(fds))
-        placed = self._sharing.place(frame) if frame.buffers and self._sharing else None
         if placed is not None:
-            fds = placed.fds + fds
-            parts = placed.frame.parts(len(fds))
+            frame, fds = placed.frame, placed.fds + fds
+        parts = frame.parts(len(fds))
         with self._lock:
             try:
                 self._posting = me
@@ -169,9 +176,9 @@ class Link:
                 self._out.flush()
         return end
 
-    def _post_late(self, frame: Frame, fds: tuple[int, ...] = ()) -> None:
+    def _post_late(self, frame: Frame, placed: Placed | None = None, *fds: int) -> None:
         with contextlib.suppress(LinkClosed):
-            self.post(frame, fds)
+            self.post_placed(frame, placed, fds)
 
     def wait_for_room(self, frame: Frame, position: int) -> None:
         """Wait as ``send`` does, after ``post`` of this frame gave this position."""

@@ -13,18 +13,19 @@ from slurmmesh.errors import LinkClosed
 from slurmmesh.wire.frames import Buffer, Frame, Received
 from slurmmesh.wire.links import ONE_READ, Link
 from slurmmesh.wire.reactor import READ
+from slurmmesh.wire.sharing import Placed
 
 
 class QuickLink(Link):
     """A link with short ways for small frames, which do what ``Link`` does for any."""
 
-    def post(self, frame: Frame, fds: tuple[int, ...] = ()) -> int:
-        """See ``Link.post``."""
+    def post_placed(self, frame: Frame, placed: Placed | None, fds: tuple[int, ...] = ()) -> int:
+        """See ``Link.post_placed``."""
         if not fds and not frame.buffers:
             parts = frame.parts()
             if len(parts) == 1:
                 return self.post_encoded(parts[0])
-        return super().post(frame, fds)
+        return super().post_placed(frame, placed, fds)
 
     def post_encoded(self, data: Buffer) -> int:
         """Send a whole frame that is encoded already and has no buffers; see ``Link.post``.

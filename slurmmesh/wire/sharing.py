@@ -30,7 +30,7 @@ from typing import Any
 
 from slurmmesh.errors import FrameError
 from slurmmesh.wire import shm
-from slurmmesh.wire.frames import SHARED, Buffer, Frame, Kind
+from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, Kind
 from slurmmesh.wire.reactor import Reactor
 from slurmmesh.wire.shm import IDLE_S, Grant, Lease, Pool, Segment, lease_of, offset_in
 
@@ -117,6 +117,9 @@ class Sharing:
             if self._closed:
                 return None
             new = [each.segment for each in leases.values() if each.segment.id not in self._known]
+            fds = _duplicates(new)
+            if fds is None:
+                return None
             for number, lease in leases.items():
                 self._lent.setdefault(number, []).append(lease)
         table = array("Q", (next(self._numbers), len(leases), len(views)))
@@ -134,7 +137,7 @@ class Sharing:
         else:
             frame.buffers = views
         sent = replace(frame, buffers=[table.tobytes()], flags=frame.flags | SHARED)
-        return Placed(sent, tuple(os.dup(each.fd) for each in new), partial(self._passed, new))
+        return Placed(sent, fds, partial(self._passed, new))
 
     def _passed(self, new: list[Segment]) -> None:
         """These segments are on their way to the peer."""
@@ -224,6 +227,7 @@ class Sharing:
         except (FrameError, MemoryError):
             for fd in frame.fds:
                 os.close(fd)
+            frame.fds = ()
             raise
         number, flags, rest = table[0], frame.flags & ~SHARED, frame.fds[len(fds) :]
         if number == self._taken[0]:
@@ -312,6 +316,19 @@ class Sharing:
         self._known.clear()
         self._mapped.clear()
         self._taken = (0, None)
+
+
+def _duplicates(segments: Sequence[Segment]) -> tuple[int, ...] | None:
+    """Their descriptors, to go with a frame; None if there are too many, or no more to be had."""
+    fds: list[int] = []
+    try:
+        if len(segments) <= MAX_FDS:
+            fds += (os.dup(segment.fd) for segment in segments)
+            return tuple(fds)
+    except OSError:
+        for fd in fds:
+            os.close(fd)
+    return None
 
 
 def _note(numbers: deque[int], number: int, _gone: Any) -> None:

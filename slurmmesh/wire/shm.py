@@ -82,7 +82,10 @@ class Segment:
             self.address = None
             raise MemoryError(f"cannot map {size} bytes: {os.strerror(ctypes.get_errno())}")
         if keep_fd:
-            self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+            try:
+                self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+            except OSError as error:
+                raise MemoryError(f"no descriptor for {size} bytes: {error}") from None
 
     @classmethod
     def create(cls, size: int) -> Segment:

@@ -309,3 +309,39 @@ def test_descriptors_that_no_frame_speaks_of_end_the_link(reactor):
             socket.send_fds(theirs, [plain], [0] * 20)
     assert "descriptors" in side.closed.get(timeout=10)
     theirs.close()
+
+
+def test_a_frame_for_which_there_is_no_memory_ends_the_link(reactor):
+    ours, theirs = socket.socketpair()
+    side = Side(reactor, ours)
+    head = Frame(Kind.CALL).parts()[0]
+    theirs.sendall(head[: len(head) - 8] + (1 << 40).to_bytes(8, "little"))
+    # As many of those as the kernel maps for nothing, and more come.
+    with contextlib.suppress(OSError):
+        theirs.sendall(bytes(1000))
+    assert "memory" in side.closed.get(timeout=10)
+    theirs.close()
+
+
+@pytest.mark.parametrize("kind", [Link, QuickLink])
+def test_a_descriptor_that_somebody_took_outlives_the_link(reactor, kind):
+    a, b = socket.socketpair()
+    taken: queue.Queue[int] = queue.Queue()
+
+    def take(link: Link, frame: Frame) -> None:
+        taken.put(frame.take_fd())
+        link.close()
+
+    link = kind(reactor, a, authenticate=same_user, on_frame=take)
+    other = Side(reactor, b, make=kind)
+    reactor.call_soon(link.start)
+    read, write = os.pipe()
+    spare = os.dup(write)
+    other.link.post(Frame(Kind.CALL, b"x"), (write, spare))
+    other.closed.get(timeout=10)
+    fd = taken.get(timeout=10)
+    os.write(fd, b"y")
+    assert os.read(read, 10) == b"y"
+    os.close(fd)
+    assert os.read(read, 10) == b""  # the one that nobody took was closed
+    os.close(read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 from array import array
 from collections.abc import Iterator
 
@@ -297,6 +298,19 @@ def test_without_memory_payloads_go_through_the_socket(reactor, monkeypatch):
     monkeypatch.undo()
     assert ends.carry(one(MIB))
     ends.close()
+
+
+def test_without_descriptors_payloads_go_through_the_socket(ends, pool):
+    lease = pool.lease(MIB)
+    frame = Frame(Kind.CALL, b"", [lease.segment.view(lease)])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        assert ends.sender.place(frame) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not ends.sender._lent
+    assert ends.carry(frame)
 
 
 def test_a_frame_that_is_handed_over_again_has_its_buffers_again(ends, pool):

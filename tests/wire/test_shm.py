@@ -221,6 +221,14 @@ def test_without_memory_or_descriptors_there_is_none():
         )
         assert pool.lease(MIB) is None
 
+    def no_descriptor_for_one_of_a_peer() -> None:
+        lease = Pool().lease(MIB)
+        fd = lease.segment.fd
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4, limits[1]))
+        with pytest.raises(MemoryError, match="descriptor"):
+            Segment.of_peer(fd, MIB)
+
     def no_files_of_that_size() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
         pool = Pool()
@@ -233,7 +241,12 @@ def test_without_memory_or_descriptors_there_is_none():
         assert pool.lease(1 << 37) is None
         assert open_segments() == 0
 
-    for check in (no_descriptors, no_files_of_that_size, no_addresses):
+    for check in (
+        no_descriptors,
+        no_descriptor_for_one_of_a_peer,
+        no_files_of_that_size,
+        no_addresses,
+    ):
         in_child(check)
 
 
