@@ -22,7 +22,7 @@ from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import STREAM, Frame
+from slurmmesh.wire.frames import STREAM, Frame, Kind
 from slurmmesh.wire.links import Link, same_user
 
 MAX_LINKS = 512
@@ -50,8 +50,9 @@ class Caller:
     Args:
         driver: of the loop of the direct links, run by the threads that wait for answers.
         lock: guards the places.
-        by_hosts: sends a frame by the hosts; waits for room.
-        ask: asks for a direct link to a rank of a mesh; whether one may come.
+        by_hosts: sends a frame by the hosts; waits for room, and so is called without the lock.
+        ask: asks for a direct link to a rank of a mesh; whether one may come. Also called without
+            the lock; it must not wait for answers.
         answers_by: the driver of the loop by which the hosts' answers come, if it is run likewise.
     """
 
@@ -111,7 +112,7 @@ class Caller:
             frame = replace(frame, flags=frame.flags | STREAM)
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
-        self._dispatch(frame, call, apart, over)
+        self._dispatch(frame, call, placed, apart, over)
         self._limit(
             timeout,
             what,
@@ -136,7 +137,7 @@ class Caller:
         futures: list[Future[Any]] = [Future(what, self.book.driver) for _ in frame.ranks]
         placed, apart = self._divide(frame)
         call = self.book.open_stream(frame.mesh, frame.ranks, _in_order(futures), placed)
-        self._dispatch(frame, call, apart, over)
+        self._dispatch(frame, call, placed, apart, over)
         self._limit(
             timeout,
             what,
@@ -147,17 +148,29 @@ class Caller:
         )
         return futures
 
-    def _dispatch(self, frame: Frame, call: int, apart: dict[int, DirectLink], over: Over) -> None:
-        """Send a call that is in the book."""
+    def _dispatch(
+        self,
+        frame: Frame,
+        call: int,
+        placed: dict[int, Place],
+        apart: dict[int, DirectLink],
+        over: Over,
+    ) -> None:
+        """Send a call or a cast that is in the book, divided as ``_divide`` says."""
         # Open first, then look: whoever ends the mesh says so first and then fails what is open.
         error = over()
         if error is not None:
             self.book.fail(call, error, frame.ranks)
             return
         try:
-            for rank, link in apart.items():
-                self._send_apart(link, frame, call, rank)
-            self._by_hosts(_without(frame, apart, call))
+            if len(frame.ranks) == 1 and placed:
+                self._want_link(frame.mesh, frame.ranks[0], *placed.values())
+            for rank, link in list(apart.items()):
+                if not self._send_apart(link, frame, call, rank):
+                    del apart[rank]
+                    self._depart(frame.mesh, rank, placed)
+            if len(apart) < len(frame.ranks):
+                self._by_hosts(_without(frame, apart, call))
         except BaseException as failed:  # an interrupt, or a frame over the limits
             self.book.fail(call, failed, frame.ranks)
             raise
@@ -190,11 +203,9 @@ class Caller:
                 _send(direct, frame, None)
                 return
         placed, apart = self._divide(frame)
-        for link in apart.values():
-            with contextlib.suppress(LinkClosed):
-                _send(link, frame, None)
-        call = self.book.open_cast(frame.mesh, placed) if placed else 0
-        self._by_hosts(_without(frame, apart, call))
+        ranks = [*placed, *apart]
+        call = self.book.open_cast(frame.mesh, ranks, placed) if ranks else 0
+        self._dispatch(frame, call, placed, apart, lambda: None)
 
     def connected(
         self,
@@ -281,17 +292,27 @@ class Caller:
                 else:
                     place.depart()
                     placed[rank] = place
-            if len(frame.ranks) == 1 and placed:
-                (place,) = placed.values()
-                now = self.driver.reactor.clock()
-                if now >= place.ask_at and self._count < MAX_LINKS:
-                    place.ask_at = now + _ASK_AGAIN_S
-                    if not self._ask(frame.mesh, frame.ranks[0]):
-                        place.ask_at = 0.0
         return placed, apart
 
-    def _send_apart(self, link: DirectLink, frame: Frame, call: int, rank: int) -> None:
-        """One rank's part of a call to many goes over its direct link."""
+    def _depart(self, mesh: int, rank: int, placed: dict[int, Place]) -> None:
+        """To one rank more a message goes by the hosts."""
+        place = self.place(mesh, rank)
+        with self._lock:
+            place.depart()
+            placed[rank] = place
+
+    def _want_link(self, mesh: int, rank: int, place: Place) -> None:
+        """Ask for a direct link to a rank, from time to time, unless there are too many."""
+        with self._lock:
+            now = self.driver.reactor.clock()
+            if now < place.ask_at or self._count >= MAX_LINKS:
+                return
+            place.ask_at = now + _ASK_AGAIN_S
+        if not self._ask(mesh, rank):
+            place.ask_at = 0.0
+
+    def _send_apart(self, link: DirectLink, frame: Frame, call: int, rank: int) -> bool:
+        """One rank's part of a message goes over its direct link; false if that is broken."""
 
         def sink(value: Any, error: BaseException | None) -> None:
             if error is None:
@@ -299,10 +320,14 @@ class Caller:
             else:
                 self.book.fail(call, error, (rank,))
 
+        is_cast = frame.kind is Kind.CAST
         try:
-            _send(link, frame, sink)
-        except LinkClosed as error:
-            self.book.fail(call, SupervisionError(str(error)), (rank,))
+            _send(link, frame, None if is_cast else sink)
+        except LinkClosed:
+            return False
+        if is_cast:
+            self.book.answer_ranks(call, (rank,), None)
+        return True
 
     def _down(
         self, place: Place, mesh: int, rank: int, incarnation: int, link: DirectLink, reason: str

@@ -142,14 +142,16 @@ class CallBook:
 
         Args:
             finish: makes the future's value of the list of answers, ordered as ``ranks``.
-            places: of ranks whose place is told when the call is known to have arrived.
+            places: of ranks whose place is told when the call is known to have arrived; more
+                may be put in while it is sent.
             future: to be settled; None: a new one.
 
         Returns:
             the call's id and its future.
         """
         future = future or Future(what, self.driver)
-        call = self._note(_OpenCall(mesh, ranks, places or {}, future, finish))
+        places = {} if places is None else places
+        call = self._note(_OpenCall(mesh, ranks, places, future, finish))
         return call, future
 
     def open_stream(
@@ -158,9 +160,9 @@ class CallBook:
         """Note a call whose answers go to ``sink``, one by one; returns its id."""
         return self._note(_OpenStream(mesh, ranks, places, sink))
 
-    def open_cast(self, mesh: int, places: Mapping[int, Place]) -> int:
+    def open_cast(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]) -> int:
         """Note a cast, to tell these places when it is known to have arrived; returns its id."""
-        return self._note(_Open(mesh, list(places), places))
+        return self._note(_Open(mesh, ranks, places))
 
     def _note(self, opened: _Open) -> int:
         call = next(self._ids)

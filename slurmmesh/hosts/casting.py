@@ -73,7 +73,7 @@ class Casting:
     def send(self, frame: Frame) -> list[tuple[Link, int]]:
         """Send a request down the tree; see ``Routes.send``."""
         if not frame.call:  # a cast of which nobody wants to know more, but the tree does
-            frame = replace(frame, call=self._book.open_cast(frame.mesh, {}))
+            frame = replace(frame, call=self._book.open_cast(frame.mesh, (), {}))
         # What builds actors follows the order to start their procs, which went straight.
         posted = self.tree.send(frame, straight=frame.kind is Kind.CREATE)
         return cast("list[tuple[Link, int]]", posted)

@@ -144,7 +144,9 @@ class Controller(MeshCalls):
         mesh = next(self._mesh_ids)
         failed = functools.partial(self._supervising.own_actor_failed, mesh)
         self.own = OwnProc(mesh, self._reactor, job_folder, failed)
-        self._introductions = Introductions(self.roster, self._life.meshes, self._dial)
+        self._introductions = Introductions(
+            self.roster, self._life.meshes, self._dial, self._reactor.call_soon
+        )
         self._streams = LogStreams(
             lambda mesh: self._life.meshes[mesh].name,
             lambda host, order: self.roster.tell(self.hosts[host], order),

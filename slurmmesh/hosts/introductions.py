@@ -28,6 +28,7 @@ class Introductions:
     Args:
         meshes: by their ids.
         dial: makes the controller's own link.
+        call_soon: runs something in the reactor's thread.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Introductions:
         roster: Roster,
         meshes: Mapping[int, MeshRecord],
         dial: Callable[[Door], Any],
+        call_soon: Callable[..., Any],
     ) -> None:
         self._roster = roster
         self._meshes = meshes
         self._dial = dial
+        self._call_soon = call_soon
         self._doors: dict[_Rank, Future[Door | None]] = {}
 
     def ask(self, mesh: int, rank: int) -> bool:
@@ -48,6 +51,13 @@ class Introductions:
             return False
         if host.link.passes_fds:
             return self._roster.tell(host, Connect(mesh, rank, CONTROLLER))
+        self._call_soon(self._reach, mesh, rank)
+        return True
+
+    def _reach(self, mesh: int, rank: int) -> None:
+        host = self._host_of(mesh, rank)
+        if host is None:
+            return
 
         def found(future: Future[Door | None]) -> None:
             door = future.get(0)
@@ -55,7 +65,6 @@ class Introductions:
                 self._dial(door)
 
         self._door(host, mesh, rank).add_done_callback(found)
-        return True
 
     def introduce(self, caller: ProcessId, mesh: int, rank: int) -> Future[Door | None] | None:
         """A proc wants to reach a rank: what it must dial; None if a link comes to it, or none."""

@@ -140,7 +140,7 @@ class Lifecycle:
                 posted.append((link, link.post(replace(frame, ranks=here))))
             except LinkClosed:
                 lost = host.lost or HostLost(host.name, "its link is closed")
-                self._book.fail(frame.call, lost)
+                self._book.fail(frame.call, lost, here)
         return posted
 
     # -- news from hosts --------------------------------------------------------------------------

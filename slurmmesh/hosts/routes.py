@@ -105,7 +105,8 @@ class Routes(Container[int]):
         Its buffers are copied: the caller may change what they are views of.
 
         Args:
-            straight: to each host by itself, however many there are, and never waiting for room.
+            straight: to each host by itself, however many there are, and never waiting for room,
+                as orders (URGENT) do not: who sends those may hold locks.
         """
         frame = replace(
             frame,
@@ -113,7 +114,7 @@ class Routes(Container[int]):
             flags=frame.flags & (STREAM | URGENT) | ACKED,
         )
         with self._lock:
-            if not straight and self._may_wait():
+            if not (straight or frame.flags & URGENT) and self._may_wait():
                 self._room.wait_for(lambda: self._held_bytes < HELD_BYTES)
             posted = [] if self._held else self._try(frame, straight)
             if posted is None or self._held:

@@ -1,0 +1,175 @@
+"""Which way messages go, at the moments when a way breaks or is full."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.direct import DirectLink, Place
+from slurmmesh.actors.remote import ProcRuntime
+from slurmmesh.errors import FrameError
+from slurmmesh.wire import Frame, FrameDecoder, Kind, Reactor, same_user
+from slurmmesh.wire.batches import BatchLink
+from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.frames import MAX_BUFFERS
+from slurmmesh.wire.links import HIGH_WATER
+
+
+class Direct:
+    """A caller with a direct link to rank 0 of mesh 1, whose peer is a socket of the test."""
+
+    def __init__(self, driver: Driver, wait_until: Any) -> None:
+        self.by_hosts: list[Frame] = []
+        self.caller = Caller(
+            driver, threading.RLock(), self.by_hosts.append, lambda mesh, rank: True
+        )
+        ours, self.peer = socket.socketpair()
+        self.caller.connected(1, 0, 0, ours)
+        self.place = self.caller.place(1, 0)
+        self.caller.place(1, 1)
+        wait_until(lambda: self.place.direct is not None)
+        assert self.place.direct is not None
+        self.link: DirectLink = self.place.direct
+
+    def arrived(self) -> None:
+        """What went by the hosts is known to have arrived."""
+        for frame in self.by_hosts:
+            self.caller.book.answer_ranks(frame.call, frame.ranks, None)
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver(Reactor(), "test-links")
+    driver.start()
+    yield driver
+    driver.stop()
+
+
+@pytest.fixture
+def direct(driver: Driver, wait_until: Any) -> Iterator[Direct]:
+    direct = Direct(driver, wait_until)
+    yield direct
+    direct.peer.close()
+    wait_until(lambda: direct.place.link is None)
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+@pytest.mark.parametrize("adverb", ["cast", "call", "stream"])
+def test_what_a_link_that_just_broke_does_not_take_goes_by_the_hosts(direct, adverb, ranks):
+    direct.caller.cast(Frame(Kind.CAST, b"before", mesh=1, ranks=(0,)))  # not acknowledged
+    direct.link.closed = True  # as it is while it is being closed, in another thread
+    frame = Frame(Kind.CAST if adverb == "cast" else Kind.CALL, b"x", mesh=1, ranks=ranks)
+    if adverb == "call":
+        future = direct.caller.call(frame, list, "a call")
+    elif adverb == "stream":
+        direct.caller.stream(frame, "a call")
+    else:
+        direct.caller.cast(frame)
+    direct.link.closed = False
+    assert [tuple(sent.ranks) for sent in direct.by_hosts] == [ranks]
+    assert direct.place.direct is None
+    direct.arrived()
+    assert direct.place.under_way == 0
+    assert not direct.caller.book._open
+    if adverb == "call":
+        assert future.get(0) == [None] * len(ranks)
+
+
+@pytest.mark.parametrize("kind", [Kind.CALL, Kind.CAST])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_message_over_the_limits_leaves_nothing_behind(direct, kind, quiet):
+    def refuse(_frame: Frame) -> None:
+        raise FrameError("too many buffers")
+
+    direct.caller._by_hosts = refuse
+    if not quiet:
+        direct.caller.cast(Frame(Kind.CAST, b"before", mesh=1, ranks=(0,)))
+    frame = Frame(kind, b"x", [b""] * (MAX_BUFFERS + 1), mesh=1, ranks=(0, 1))
+    send: Any = direct.caller.cast
+    if kind is Kind.CALL:
+        send = functools.partial(direct.caller.call, finish=list, what="a call")
+    with pytest.raises(FrameError):
+        send(frame)
+    assert not direct.caller.book._open
+    assert direct.place.under_way == 0
+    assert direct.place.direct is direct.link
+
+
+def test_a_link_is_not_used_before_its_peer_is_known():
+    place, link = Place(), object()
+    place.depart()
+    place.link = link  # type: ignore[assignment]
+    place.arrive()
+    assert place.direct is None
+    place.connect(link)  # type: ignore[arg-type]
+    assert place.direct is link
+    place.disconnect()
+    place.depart()
+    place.arrive()
+    assert place.direct is None
+
+
+def test_what_a_handler_sends_amid_a_send_has_the_larger_number(direct, monkeypatch, wait_until):
+    """The peer drops what comes with a smaller number than it has seen."""
+    send, left = direct.link._out.send_alone, [True]
+
+    def interrupted(data: Any) -> int:
+        if left and left.pop():
+            direct.link.send_message(Frame(Kind.CAST, b"of the handler"), None)
+        return send(data)
+
+    monkeypatch.setattr(direct.link._out, "send_alone", interrupted)
+    direct.link.send_message(Frame(Kind.CAST, b"first"), None)
+    direct.link.cast_plain(1, "then", (), None)
+    wait_until(lambda: direct.link._number == 3)
+    decoder, numbers = FrameDecoder(), []
+    direct.peer.settimeout(10)
+    while len(numbers) < 3:
+        for frame in decoder.feed(direct.peer.recv(1 << 16)):
+            if frame.kind is Kind.CALLS:
+                numbers += [abs(number) for number, *_ in pickle.loads(frame.body)]
+            else:
+                numbers.append(frame.call)
+    assert numbers == [1, 2, 3]
+
+
+def test_a_proc_whose_host_does_not_read_takes_answers_while_a_call_waits_for_room(
+    driver, wait_until
+):
+    ours, host = socket.socketpair()
+    link = BatchLink(
+        driver.reactor,
+        ours,
+        authenticate=same_user,
+        on_frame=lambda _link, frame: runtime.take(frame),
+        on_batch=lambda *_: None,
+        driver=driver,
+    )
+    runtime = ProcRuntime("job", ProcessId(1, 0), driver, link, None)
+    driver.reactor.call_soon(link.start)
+    wait_until(lambda: bool(link.peer))
+    link.post(Frame(Kind.CAST, bytes(HIGH_WATER + (8 << 20))))
+    call, answer = runtime.caller.book.open(5, (0,), lambda values: values[0], "another's call")
+    runtime.place(2, 0)
+    request = Frame(Kind.CALL, b"x", mesh=2, ranks=(0,))
+    thread = threading.Thread(target=runtime.call, args=(request, list, "a call"))
+    thread.start()
+    wait_until(lambda: link._out.end > HIGH_WATER + (8 << 20) + 100)  # it has asked, and waits
+    host.sendall(b"".join(Frame(Kind.RESULT, pickle.dumps(7), call=call, ranks=(0,)).parts()))
+    assert answer.get(20) == 7
+    host.settimeout(20)
+    with host:
+        while thread.is_alive():
+            assert host.recv(1 << 20)
+            thread.join(0)
+        link.close()
+        while host.recv(1 << 20):
+            pass
