@@ -257,6 +257,11 @@ class Caller:
 
         self.driver.reactor.call_soon(end)
 
+    def forget(self, mesh: int) -> None:
+        """A mesh is over, and gone: nothing more is sent there."""
+        with self._lock:
+            self._places.pop(mesh, None)
+
     def explain(self, mesh: int, rank: int, error: BaseException) -> None:
         """Why links to a rank broke: calls that they owe answers to fail."""
         with self._lock:

@@ -42,6 +42,7 @@ from slurmmesh.actors.remote import ProcRuntime
 from slurmmesh.actors.runner import ActorRunner, Message
 from slurmmesh.actors.runtime import register
 from slurmmesh.actors.stdio import write_from
+from slurmmesh.actors.supervising import MAX_STOPPED
 from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.telemetry import Event
 from slurmmesh.wire.batches import BatchLink
@@ -296,6 +297,8 @@ class _Proc:
         """An actor was stopped, and its thread is free."""
         del self._runners[runner.number]
         self._stopped[runner.number] = runner.name
+        if len(self._stopped) > MAX_STOPPED:
+            del self._stopped[next(iter(self._stopped))]
         runner.drain()
         self._main_is_free |= was_on_main
         self._threads = [thread for thread in self._threads if thread.is_alive()]

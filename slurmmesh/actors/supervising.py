@@ -9,6 +9,9 @@ from slurmmesh.errors import ExitCause
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import URGENT, Frame, Kind
 
+MAX_STOPPED = 1024
+"""Of so many actors that were stopped, the latest, a process keeps the names."""
+
 
 @dataclass(frozen=True)
 class RankFailure:

@@ -30,6 +30,7 @@ from slurmmesh.hosts.introductions import Pairs
 from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import (
     HOSTS,
+    ForgetMesh,
     ForkRequest,
     HostFailed,
     HostHello,
@@ -344,6 +345,14 @@ class HostAgent:
         assert self._passing is not None
         self._passing.sending.found(message)
 
+    def _forget_mesh(self, message: ForgetMesh) -> None:
+        assert self._passing is not None
+        assert self._log is not None
+        for key in [key for key in self._gone if key[0] == message.mesh]:
+            del self._gone[key]
+        self._passing.forget(message.mesh)
+        self._log.forget(message.mesh)
+
     def _hosts_found(self, message: HostsFound) -> None:
         assert self._passing is not None
         self._passing.neighbours.found(message)
@@ -453,6 +462,7 @@ class HostAgent:
         SpawnProcs: _spawn,
         StopProcs: _stop,
         SignalProcs: _signal,
+        ForgetMesh: _forget_mesh,
         Revoked: _revoke,
         Connect: _connect,
         OpenDoor: _open_door,

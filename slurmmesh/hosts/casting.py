@@ -11,7 +11,7 @@ from typing import Any, cast
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
-from slurmmesh.errors import HostLost, LinkClosed
+from slurmmesh.errors import HostLost, LinkClosed, SupervisionError
 from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.meshes import MeshRecord
 from slurmmesh.hosts.messages import FindHosts, FindMesh, HostsFound, Listen, Listening, MeshFound
@@ -35,6 +35,7 @@ class Casting:
         lock: guards the records of hosts.
         book: who waits for answers.
         ready: the future of when ranks of a mesh are up.
+        why_over: what those are told who call a mesh that is forgotten.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Casting:
         meshes: Mapping[int, MeshRecord],
         book: CallBook,
         ready: Callable[[MeshRecord, Iterable[int]], Future[bool]],
+        why_over: Callable[[int], SupervisionError],
     ) -> None:
         self._roster = roster
         self._hosts = roster.hosts
@@ -52,6 +54,7 @@ class Casting:
         self._meshes = meshes
         self._book = book
         self._ready = ready
+        self._why_over = why_over
         self._directory = Directory(roster, lock)
         self.tree = Routes(
             self._locate,
@@ -80,8 +83,17 @@ class Casting:
 
     def run_errand(self, host: HostRecord, frame: Frame) -> None:
         """Send a request of a host's proc on, for ranks that the host cannot reach itself."""
-        if host.link is not None and frame.mesh in self._meshes:
+        if host.link is None:
+            return
+        if frame.mesh in self._meshes:
             self.errands.take(host.link, frame)
+            return
+        for rank in frame.ranks:
+            answer = self._refuse(frame, rank)
+            if frame.kind is Kind.CAST:
+                answer = replace(answer, kind=Kind.DELIVERED, body=b"")
+            with contextlib.suppress(LinkClosed):
+                host.link.post(answer)
 
     def _send_errand(self, frame: Frame) -> None:
         if self.by_tree:
@@ -134,6 +146,7 @@ class Casting:
         if record is None:
             self._roster.tell(asking, MeshFound(mesh))
             return
+        record.asked.add(asking.index)
         indices = [rank.host for rank in record.ranks[:: record.per_host]]
         links = [host.link for host in (asking, *(self._hosts[index] for index in indices))]
         reached = {asking.index} == set(indices) or not any(
@@ -158,12 +171,19 @@ class Casting:
         self.tree.host_lost(host.index)
 
     def _locate(self, mesh: int, ranks: Sequence[int]) -> dict[int, list[int]]:
-        return self._meshes[mesh].by_host(tuple(ranks))
+        record = self._meshes.get(mesh)
+        return record.by_host(tuple(ranks)) if record else {}
 
     def _refuse(self, frame: Frame, rank: int) -> Frame:
-        host = self._hosts[self._meshes[frame.mesh].ranks[rank].host]
-        error = host.lost or HostLost(host.name, "its link is closed")
-        failure = Failure.of(error, actor="", rank=rank, host=host.name, fatal=True)
+        record = self._meshes.get(frame.mesh)
+        error: Exception
+        name = ""
+        if record is None:
+            error = self._why_over(frame.mesh)
+        else:
+            host = self._hosts[record.ranks[rank].host]
+            name, error = host.name, host.lost or HostLost(host.name, "its link is closed")
+        failure = Failure.of(error, actor="", rank=rank, host=name, fatal=True)
         body, _ = dumps(failure)
         return Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
 

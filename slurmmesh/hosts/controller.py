@@ -140,6 +140,7 @@ class Controller(MeshCalls):
         )
         self._life.on_dead = self._supervising.procs_died
         self._life.on_ended = self._owners.process_ended
+        self._life.on_forgotten = self._forgotten
         listeners.append(self._supervising.hear)
         mesh = next(self._mesh_ids)
         failed = functools.partial(self._supervising.own_actor_failed, mesh)
@@ -148,7 +149,7 @@ class Controller(MeshCalls):
             self.roster, self._life.meshes, self._dial, self._reactor.call_soon
         )
         self._streams = LogStreams(
-            lambda mesh: self._life.meshes[mesh].name,
+            self._life.name_of,
             lambda host, order: self.roster.tell(self.hosts[host], order),
             lambda host: self.roster.tell(self.hosts[host], LogsTaken()),
             job_folder / "logs" if job_folder else None,
@@ -245,7 +246,11 @@ class Controller(MeshCalls):
 
     def _by_hosts(self, frame: Frame) -> None:
         # To all first, then wait: the hosts take large payloads side by side.
-        for link, position in self._life.post(self._life.meshes[frame.mesh], frame):
+        mesh = self._life.meshes.get(frame.mesh)
+        if mesh is None:
+            self._book.fail(frame.call, self._life.why_over(frame.mesh))
+            return
+        for link, position in self._life.post(mesh, frame):
             link.wait_for_room(frame, position)
 
     def _dial(self, door: Door) -> None:
@@ -293,8 +298,8 @@ class Controller(MeshCalls):
         """A proc sends to a port: ours, or that of a proc elsewhere."""
         if frame.mesh == CONTROLLER.mesh:
             PORTS.deliver(frame.call, frame.body, frame.buffers)
-        elif frame.mesh in self._life.meshes:
-            self._life.post(self._life.meshes[frame.mesh], frame)
+        elif mesh := self._life.meshes.get(frame.mesh):
+            self._life.post(mesh, frame)
 
     def _connected(
         self,
@@ -302,9 +307,10 @@ class Controller(MeshCalls):
         sock: socket.socket,
         authenticate: Callable[[Any], str] = same_user,
     ) -> None:
-        record = self._life.meshes[message.mesh].ranks[message.rank]
         with self._lock:
-            if record.gone or record.incarnation != message.incarnation:
+            mesh = self._life.meshes.get(message.mesh)
+            record = mesh.ranks[message.rank] if mesh else None
+            if record is None or record.gone or record.incarnation != message.incarnation:
                 sock.close()
             else:
                 self._caller.connected(
@@ -346,6 +352,12 @@ class Controller(MeshCalls):
             elif isinstance(message, Connected):
                 self._connected(message, socket.socket(fileno=frame.take_fd()))
 
+    def _forgotten(self, mesh: MeshRecord) -> None:
+        self._owners.forget(mesh)
+        for rank, record in enumerate(mesh.ranks):
+            self._introductions.forget(mesh.id, rank, record.incarnation)
+        self._streams.forget(mesh.id, len(mesh.ranks))
+
     def _on_host_lost(self, host: HostRecord, reason: str) -> None:
         self._life.host_lost(host, reason)
         self._book.fail_ranks(HOSTS, (host.index,), HostLost(host.name, reason))
@@ -385,7 +397,9 @@ class Controller(MeshCalls):
                 for mesh in self._life.meshes.values():
                     mesh.over = mesh.over or MeshStopped("the job was stopped")
             self.roster.close(grace_s)
-            for mesh in self._life.meshes.values():
+            with self._lock:
+                meshes = list(self._life.meshes.values())
+            for mesh in meshes:
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
             self._book.fail_mesh(HOSTS, MeshStopped("the job was stopped"))
             listeners.remove(self._supervising.hear)

@@ -24,12 +24,14 @@ from slurmmesh.errors import (
     ExitCause,
     HostLost,
     LinkClosed,
+    MeshStopped,
     ProcDied,
     RestartBudgetSpent,
+    SupervisionError,
 )
 from slurmmesh.hosts.casting import Casting, compact
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
-from slurmmesh.hosts.messages import ProcGone, ProcStarted, SignalProcs, SpawnProcs
+from slurmmesh.hosts.messages import ForgetMesh, ProcGone, ProcStarted, SignalProcs, SpawnProcs
 from slurmmesh.hosts.relay import REQUESTS
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.supervision import (
@@ -45,6 +47,11 @@ from slurmmesh.wire.frames import Frame
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import Reactor
 
+KEEP_S = 10.0
+"""So long all is kept of a mesh that is over: news of it may be under way still."""
+_MAX_OVER = 4096
+"""Of so many meshes, the latest, is kept why they are over."""
+
 
 class Lifecycle:
     """Carries out what supervision decides, and tells everyone concerned.
@@ -52,6 +59,7 @@ class Lifecycle:
     Attributes:
         on_dead: told of ranks that died and are not started again.
         on_ended: told of each process that is gone.
+        on_forgotten: told of meshes that are over, when all else of them is forgotten.
 
     Args:
         lock: guards all records; orders that must arrive in the order of a change to the
@@ -69,6 +77,7 @@ class Lifecycle:
         emit: Callable[..., Any],
     ) -> None:
         self.meshes: dict[int, MeshRecord] = {}
+        self._over: dict[int, tuple[str, SupervisionError]] = {}
         self.closing = False
         self._reactor = reactor
         self._lock = lock
@@ -80,7 +89,10 @@ class Lifecycle:
         self._emit = emit
         self.on_dead: Callable[[MeshRecord, Sequence[ExitCause]], Any] = _nothing
         self.on_ended: Callable[[ProcessId], Any] = _nothing
-        self.casting = Casting(reactor, lock, roster, self.meshes, caller.book, self.ready)
+        self.on_forgotten: Callable[[MeshRecord], Any] = _nothing
+        self.casting = Casting(
+            reactor, lock, roster, self.meshes, caller.book, self.ready, self.why_over
+        )
 
     # -- orders to hosts ------------------------------------------------------------------------
 
@@ -148,8 +160,8 @@ class Lifecycle:
     def proc_started(self, host: HostRecord, started: ProcStarted) -> None:
         """A proc has registered."""
         with self._lock:
-            mesh = self.meshes[started.mesh]
-            if started.incarnation != mesh.supervisor.incarnation_of(started.rank):
+            mesh = self.meshes.get(started.mesh)
+            if mesh is None or started.incarnation != mesh.supervisor.incarnation_of(started.rank):
                 return
             record = mesh.ranks[started.rank]
             record.pid = started.pid
@@ -176,7 +188,9 @@ class Lifecycle:
     def proc_gone(self, gone: ProcGone) -> None:
         """A proc has ended."""
         with self._lock:
-            mesh = self.meshes[gone.mesh]
+            mesh = self.meshes.get(gone.mesh)
+            if mesh is None:
+                return
             record = mesh.ranks[gone.rank]
             if record.gone or gone.incarnation != mesh.supervisor.incarnation_of(gone.rank):
                 return
@@ -260,7 +274,7 @@ class Lifecycle:
             expected=expected,
         )
         self._publish(mesh, rank, "exited", at, cause, expected)
-        mesh.forget_if_over()
+        self.forget_if_over(mesh)
         for _, done in ended:
             done.set_result(None)
         self.on_ended(ProcessId(mesh.id, rank, record.incarnation))
@@ -284,6 +298,8 @@ class Lifecycle:
     def end_of(self, mesh: int, rank: int, incarnation: int) -> Any:
         """What those are told who waited for an incarnation of a rank; a future while it runs."""
         with self._lock:
+            if mesh not in self.meshes:
+                return self.why_over(mesh)
             record = self.meshes[mesh].ranks[rank]
             return record.end if incarnation >= record.incarnation else record.end_before
 
@@ -292,6 +308,42 @@ class Lifecycle:
         with self._lock:
             record = self.meshes.get(mesh)
             return [cause for at, cause in record.deaths if at >= since] if record else []
+
+    # -- what is over ------------------------------------------------------------------------------
+
+    def forget_if_over(self, mesh: MeshRecord) -> None:
+        """Keep no more of a mesh that is gone than why, here and on its hosts."""
+        with self._lock:
+            if not mesh.is_gone:
+                return
+            # Only restarts need these, and arguments may be large.
+            mesh.created.clear()
+            mesh.stops.clear()
+        self._reactor.call_soon(self._reactor.call_later, KEEP_S, lambda: self._forget(mesh))
+
+    def _forget(self, mesh: MeshRecord) -> None:
+        with self._lock:
+            if self.meshes.pop(mesh.id, None) is None:
+                return
+            assert mesh.over is not None
+            self._over[mesh.id] = mesh.name, mesh.over
+            if len(self._over) > _MAX_OVER:
+                del self._over[next(iter(self._over))]
+            for index in {record.host for record in mesh.ranks} | mesh.asked:
+                self._hosts[index].meshes.discard(mesh.id)
+                self._roster.tell(self._hosts[index], ForgetMesh(mesh.id))
+        self._caller.forget(mesh.id)
+        self.on_forgotten(mesh)
+
+    def why_over(self, mesh: int) -> SupervisionError:
+        """What those are told who call a mesh that is forgotten."""
+        _, error = self._over.get(mesh, ("", None))
+        return error or MeshStopped("the mesh was stopped, long ago")
+
+    def name_of(self, mesh: int) -> str:
+        """The name of a mesh, which may be forgotten."""
+        record = self.meshes.get(mesh)
+        return record.name if record else self._over.get(mesh, (f"mesh {mesh}",))[0]
 
     # -- what supervision decided ------------------------------------------------------------------
 
@@ -318,6 +370,7 @@ class Lifecycle:
         for cause in action.causes if lost else [last]:
             self._publish(mesh, cause.rank, "given_up", time.time(), cause)
         self.on_dead(mesh, action.causes)
+        self.forget_if_over(mesh)
 
     def _restart(self, mesh: MeshRecord, action: RestartRanks) -> None:
         """Start ranks again and build their actors again, under the same references."""

@@ -98,6 +98,10 @@ class HostLog:
             else:
                 self._levels[order.mesh, rank] = order.level
 
+    def forget(self, mesh: int) -> None:
+        """A mesh is over: nothing more is asked for of its ranks."""
+        self._levels = {key: level for key, level in self._levels.items() if key[0] != mesh}
+
     def level_of(self, mesh: int, rank: int) -> int | None:
         """From which level on a rank's lines are sent; None if none are."""
         return self._levels.get((mesh, rank))

@@ -53,23 +53,18 @@ class MeshCalls:
         """See ``Runtime.call``."""
         if frame.mesh == self.own.mesh:
             return self.own.call(frame, finish, what, timeout)
-        mesh = self._mesh(frame.mesh)
-        if mesh.over is not None:
-            future: Future[Any] = Future(what)
-            future.set_exception(mesh.over)
-            return future
+        mesh = self._known(frame.mesh)
+        if mesh is None or mesh.over is not None:
+            return self._over(frame.mesh, what)
         return self._caller.call(frame, finish, what, lambda: mesh.over, timeout)
 
     def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
         """See ``Runtime.stream``."""
         if frame.mesh == self.own.mesh:
             return [self.own.call(frame, lambda values: values[0], what, timeout)]
-        mesh = self._mesh(frame.mesh)
-        if mesh.over is not None:
-            futures: list[Future[Any]] = [Future(what) for _ in frame.ranks]
-            for future in futures:
-                future.set_exception(mesh.over)
-            return futures
+        mesh = self._known(frame.mesh)
+        if mesh is None or mesh.over is not None:
+            return [self._over(frame.mesh, what) for _ in frame.ranks]
         return self._caller.stream(frame, what, lambda: mesh.over, timeout)
 
     def cast(self, frame: Frame) -> None:
@@ -84,13 +79,17 @@ class MeshCalls:
 
     def place(self, mesh: int, rank: int) -> Place:
         """See ``Runtime.place``."""
+        if mesh != self.own.mesh and self._known(mesh) is None:
+            return Place()
         return self._caller.place(mesh, rank)
 
     def send_to_port(
         self, owner: ProcessId, port: int, body: Buffer, buffers: Sequence[Buffer]
     ) -> None:
         """See ``Runtime.send_to_port``."""
-        mesh = self._mesh(owner.mesh)
+        mesh = self._known(owner.mesh)
+        if mesh is None:
+            return
         frame = Frame(Kind.PORT, body, buffers, port, owner.mesh, owner.incarnation, (owner.rank,))
         for link, position in self._life.post(mesh, frame):
             link.wait_for_room(frame, position)
@@ -124,7 +123,8 @@ class MeshCalls:
 
     def ready(self, mesh: int, ranks: Sequence[int]) -> Future[bool]:
         """See ``Runtime.ready``."""
-        return self._life.ready(self._mesh(mesh), ranks)
+        record = self._known(mesh)
+        return self._life.ready(record, ranks) if record else self._over(mesh, "starting")
 
     def describe_hosts(self, hosts: Sequence[int]) -> list[tuple[str, str]]:
         """See ``Runtime.describe_hosts``."""
@@ -134,7 +134,8 @@ class MeshCalls:
         """See ``Runtime.stop_actors``."""
         if mesh == self.own.mesh:
             return self.own.stop_actors(actor)
-        return self._owners.stop_actors(self._mesh(mesh), actor, ranks)
+        record = self._known(mesh)
+        return self._owners.stop_actors(record, actor, ranks) if record else _done()
 
     def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
         """See ``Runtime.end_owned``."""
@@ -142,7 +143,9 @@ class MeshCalls:
 
     def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
         """See ``Runtime.stop_procs``."""
-        record = self._mesh(mesh)
+        record = self._known(mesh)
+        if record is None:
+            return _done()
         future: Future[None] = Future(f"stopping {record.name!r}")
         with self._lock:
             waiting = {rank for rank in ranks if not record.ranks[rank].gone}
@@ -155,12 +158,14 @@ class MeshCalls:
                     self.roster.tell(self.hosts[index], StopProcs(mesh, tuple(here), grace_s))
         if not waiting:
             future.set_result(None)
-        record.forget_if_over()
+        self._life.forget_if_over(record)
         return future
 
     def signal_procs(self, mesh: int, ranks: Sequence[int], signum: int) -> None:
         """See ``Runtime.signal_procs``."""
-        self._life.signal(self._mesh(mesh), tuple(ranks), signum)
+        record = self._known(mesh)
+        if record is not None:
+            self._life.signal(record, tuple(ranks), signum)
 
     def subscribe(self, mesh: int, callback: Callable[[ProcEvent], Any]) -> None:
         """See ``Runtime.subscribe``."""
@@ -193,10 +198,25 @@ class MeshCalls:
         return [self.hosts[record.ranks[rank].host].name for rank in ranks]
 
     def _mesh(self, mesh: int) -> MeshRecord:
+        """Raises the error of the mesh if it is forgotten."""
+        record = self._known(mesh)
+        if record is None:
+            raise self._life.why_over(mesh)
+        return record
+
+    def _known(self, mesh: int) -> MeshRecord | None:
+        """A mesh, or None once it is over and forgotten."""
         self._check_process()
         if mesh == self.own.mesh:
             raise UsageError("this cannot be done to the process of the program itself")
-        return self._life.meshes[mesh]
+        return self._life.meshes.get(mesh)
+
+    def _over(self, mesh: int, what: str) -> Future[Any]:
+        """What a call to a mesh that is over gets."""
+        record = self._life.meshes.get(mesh)
+        future: Future[Any] = Future(what)
+        future.set_exception((record and record.over) or self._life.why_over(mesh))
+        return future
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -204,3 +224,10 @@ class MeshCalls:
                 f"this process is a fork of the controller (pid {self._pid}): it cannot use the "
                 "controller's meshes; start it with the spawn method, or make it an actor"
             )
+
+
+def _done() -> Future[None]:
+    """Of what there was nothing to do for."""
+    future: Future[None] = Future("")
+    future.set_result(None)
+    return future

@@ -56,6 +56,7 @@ class MeshRecord:
         stops: futures of ``stop()`` with the ranks each still waits for.
         starts: futures of ``initialized``, likewise.
         bootstrap: a pickled function that each proc runs first; empty for none.
+        asked: indices of hosts that asked where it is.
     """
 
     id: int
@@ -76,12 +77,12 @@ class MeshRecord:
     actors: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     over: SupervisionError | None = None
     deaths: deque[tuple[float, ExitCause]] = field(default_factory=lambda: deque(maxlen=8))
+    asked: set[int] = field(default_factory=set)
 
-    def forget_if_over(self) -> None:
-        """Drop what only restarts need, once there will be none: arguments may be large."""
-        if self.over is not None and all(record.gone for record in self.ranks):
-            self.created.clear()
-            self.stops.clear()
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is over and none of its ranks runs."""
+        return self.over is not None and all(record.gone for record in self.ranks)
 
     def by_host(self, ranks: tuple[int, ...]) -> dict[int, list[int]]:
         """These ranks by the index of their host, order kept."""

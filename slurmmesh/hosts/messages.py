@@ -99,6 +99,12 @@ class SignalProcs(NamedTuple):
     ordered: bool = False
 
 
+class ForgetMesh(NamedTuple):
+    """A mesh is over and all its ranks are gone: what is kept of it is of no more use."""
+
+    mesh: int
+
+
 class StreamLogs(NamedTuple):
     """Send what these ranks write from now on to the controller as well.
 

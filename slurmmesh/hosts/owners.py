@@ -17,6 +17,9 @@ from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshes import MeshRecord
 from slurmmesh.wire.frames import STREAM, Frame
 
+_Child = tuple[int, "MeshRecord | None", int, int]
+"""The actor that owns it, the record if it is a mesh, the mesh, and the actor if it is one."""
+
 
 class Owners:
     """Keeps the book of children. Safe to use from any thread.
@@ -39,7 +42,7 @@ class Owners:
         self._book = book
         self._stop_procs = stop_procs
         self._stop_actors = stop_actors
-        self._children: dict[ProcessId, list[tuple[int, MeshRecord | None, int, int]]] = {}
+        self._children: dict[ProcessId, list[_Child]] = {}
 
     def new_mesh(self, mesh: MeshRecord) -> None:
         """A proc mesh is about to be spawned. Raises MeshStopped if its owner is gone."""
@@ -95,6 +98,19 @@ class Owners:
                 futures.append(self._stop_actors(mesh, actor, ()))
         return all_done(futures, "ending what an actor spawned")
 
+    def forget(self, mesh: MeshRecord) -> None:
+        """A mesh is over and gone, and with it the actors that were spawned on it."""
+        self._drop(lambda child: child[2] == mesh.id)
+
+    def _drop(self, is_over: Callable[[_Child], bool]) -> None:
+        with self._lock:
+            for process, children in list(self._children.items()):
+                left = [child for child in children if not is_over(child)]
+                if left:
+                    self._children[process] = left
+                else:
+                    del self._children[process]
+
     def stop_actors(self, mesh: MeshRecord, actor: int, ranks: Sequence[int]) -> Future[None]:
         """See ``Runtime.stop_actors``; no ranks: all that it has."""
         with self._lock:
@@ -104,6 +120,9 @@ class Owners:
             )
             if spawned:
                 spawned.ranks.difference_update(ending)
+                if not spawned.ranks:
+                    del mesh.spawned[actor]
+                    self._drop(lambda child: child[2:] == (mesh.id, actor))
             mesh.created = [
                 made for each in mesh.created if (made := _without(each, actor, ending))
             ]

@@ -25,7 +25,7 @@ from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.owners import GRACE_S, Family, Owner
 from slurmmesh.actors.runner import ActorRunner, Message
-from slurmmesh.actors.supervising import RankFailure, StopActor, order
+from slurmmesh.actors.supervising import MAX_STOPPED, RankFailure, StopActor, order
 from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.hosts.relay import Way
 from slurmmesh.shape import Extent, Region
@@ -76,7 +76,7 @@ class OwnProc:
         """See ``Runtime.get_or_create``."""
         with self._lock:
             number = self._services.get(name, 0)
-            if not number or number in self._stopped:
+            if number not in self._actors:
                 self._services[name] = number = self.new_actor()
                 frame = Frame(Kind.CREATE, body, buffers, mesh=self.mesh, actor=number, ranks=(0,))
                 self.create(frame, name, Owner(CONTROLLER))
@@ -172,8 +172,8 @@ class OwnProc:
         if message.is_cast:
             return
         error = SupervisionError(f"there is no actor {actor} in the program's process")
-        if actor in self._stopped:
-            error = MeshStopped(f"{self._stopped[actor]!r} was stopped")
+        if (name := self._stopped.get(actor)) is not None:
+            error = MeshStopped(f"{name!r} was stopped")
         body, _ = dumps(Failure.of(error, actor="", rank=0, host=self.host, fatal=True))
         assert message.frame is not None
         self._answer(message.link, message.frame, Kind.ERROR, body)
@@ -190,6 +190,8 @@ class OwnProc:
         with self._lock:
             del self._actors[runner.number]
             self._stopped[runner.number] = runner.name
+            if len(self._stopped) > MAX_STOPPED:
+                del self._stopped[next(iter(self._stopped))]
         runner.drain()
 
 

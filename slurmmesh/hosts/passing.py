@@ -62,6 +62,11 @@ class Passing:
         """Procs of a mesh are started: note where all of it is."""
         self._placed[message.mesh] = (message.hosts, message.per_host)
 
+    def forget(self, mesh: int) -> None:
+        """A mesh is over, and gone."""
+        self._placed.pop(mesh, None)
+        self.sending.forget_mesh(mesh)
+
     def take(self, up: Way, frame: Frame, keep: bool = False) -> None:
         """Take a frame from above; see ``Relay.request``."""
         if frame.kind in REQUESTS:
@@ -109,6 +114,8 @@ class Passing:
             error = MeshStopped(f"rank {rank} of {gone.cause.mesh!r} was stopped")
         elif gone is not None:
             error = ProcDied(gone.cause)
+        elif frame.mesh not in self._placed:
+            error = MeshStopped("the mesh was stopped")
         else:
             error = SupervisionError(f"rank {rank} was never started on {self._name}")
         failure = Failure.of(error, actor="", rank=rank, host=self._name, fatal=True)

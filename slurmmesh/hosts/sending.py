@@ -77,6 +77,11 @@ class Sending:
         """A proc is gone: nobody waits for its answers."""
         self._errands.forget(sender)
 
+    def forget_mesh(self, mesh: int) -> None:
+        """A mesh is over: should anybody call it yet, the controller says so."""
+        self._found.pop(mesh, None)
+        self._ways.pop(mesh, None)
+
     def found(self, found: MeshFound) -> None:
         """The controller tells where a mesh is that was asked for."""
         self._found[found.mesh] = found
@@ -123,7 +128,10 @@ class Sending:
 
     def _locate(self, mesh: int, ranks: Sequence[int]) -> dict[int, list[int]]:
         """By host; this one last, so that in a tree it passes nothing of ours on."""
-        hosts, per_host = self._found[mesh].hosts, self._found[mesh].per_host
+        place = self._found.get(mesh, MeshFound(mesh))
+        hosts, per_host = place.hosts, place.per_host
+        if not hosts:
+            return {}  # it is forgotten
         found: dict[int, list[int]] = {}
         for rank in ranks:
             found.setdefault(hosts[rank // per_host], []).append(rank)
@@ -135,8 +143,8 @@ class Sending:
         return _Here(self._reactor, self._here, self) if host == self._host else self._link_to(host)
 
     def _refuse(self, frame: Frame, rank: int) -> Frame:
-        found = self._found[frame.mesh]
-        name = found.names[rank // found.per_host]
+        found = self._found.get(frame.mesh)
+        name = found.names[rank // found.per_host] if found else ""
         error = HostLost(name, "there is no way to it from another host")
         body, _ = dumps(Failure.of(error, actor="", rank=rank, host=name, fatal=True))
         return Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))

@@ -101,6 +101,12 @@ class LogStreams:
         for order in orders:
             self.in_force(order)
 
+    def forget(self, mesh: int, ranks: int) -> None:
+        """A mesh of so many ranks is over."""
+        with self._lock:
+            for rank in range(ranks):
+                self._windows.pop((mesh, rank), None)
+
     def take(self, host: int, lines: list[RankLines]) -> None:
         """Lines from a host, which sends no more of them before they are shown."""
         self._queue.put((host, lines))
@@ -134,7 +140,7 @@ class LogStreams:
                 self._taken(host)
 
     def _fold(self, lines: RankLines, folders: dict[float, Folder]) -> None:
-        window = self._windows[lines.mesh, lines.rank]
+        window = self._windows.get((lines.mesh, lines.rank), 0.0)  # late: it is forgotten
         folder = folders.setdefault(window, Folder(window))
         name, now = self._name_of(lines.mesh), time.monotonic()
         for fd, at, text in lines.lines:

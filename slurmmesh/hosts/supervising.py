@@ -36,13 +36,11 @@ _MAX_HEARD = 4096
 class Supervising:
     """Gathers failures and tells owners. In the controller's loop, but for ``hear``.
 
-    Attributes:
-        over: the job is being ended: nothing is news any more.
-
     Args:
         lock: guards the records of meshes.
         lives: whether an owner is there.
         tell: sends an order to actors of a mesh; None for the mesh: of the program's own process.
+        is_over: whether the job is being ended: nothing is news any more.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class Supervising:
         self._tell = tell
         self._is_over = is_over
         self._gathered: dict[tuple[int, int], list[RankFailure]] = {}
-        self._own: dict[int, tuple[str, Owner]] = {}
+        self._own: dict[tuple[int, int], tuple[str, Owner]] = {}
         self._waiting: dict[tuple[int, int], list[set[Hashable]]] = {}
         self._heard: dict[Hashable, None] = {}
         self._heard_lock = threading.RLock()
@@ -90,7 +88,7 @@ class Supervising:
         self, mesh: int, actor: int, name: str, owner: Owner, failure: RankFailure
     ) -> None:
         """An actor in the program's own process has failed. From any thread."""
-        self._own[actor] = name, owner
+        self._own[mesh, actor] = name, owner
         self._reactor.call_soon(self._gather, mesh, actor, failure)
 
     def hear(self, error: BaseException, about: About | None) -> None:
@@ -121,10 +119,15 @@ class Supervising:
         record = self._meshes.get(mesh)
         if self._is_over() or (record is not None and isinstance(record.over, MeshStopped)):
             return
-        if record is None:
-            name, owner = self._own.pop(actor)
+        own = self._own.pop((mesh, actor), None)
+        if own is not None:
+            name, owner = own
+        elif record is None:
+            return  # it is forgotten meanwhile
         elif spawned := record.spawned.get(actor):
             name, owner = spawned.name, spawned.owner
+        elif actor and all(failure.cause is None for failure in ranks):
+            return  # it was stopped meanwhile
         else:
             name, owner = record.name, record.owner
         self._climb(mesh, actor, MeshFailure(name, tuple(ranks)), owner)

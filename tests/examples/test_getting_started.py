@@ -156,6 +156,7 @@ def test_players_of_two_meshes_in_an_async_program(run: Run) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_nobody_deals_with_ends_the_program(run: Run) -> None:
     done = run(
         """
@@ -177,6 +178,7 @@ def test_what_nobody_deals_with_ends_the_program(run: Run) -> None:
     assert "RuntimeError: I would rather not" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_program_may_deal_with_what_its_actors_do_not(run: Run) -> None:
     done = run("""
         import threading
@@ -201,6 +203,7 @@ def test_the_program_may_deal_with_what_its_actors_do_not(run: Run) -> None:
     assert done.stdout == "MeshFailure child\nTrue\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit(5)", 5), ("raise KeyError(1)", 1)])
 def test_a_hook_that_raises_has_not_dealt_with_it(run: Run, last_line: str, code: int) -> None:
     done = run(
@@ -227,6 +230,7 @@ def test_a_hook_that_raises_has_not_dealt_with_it(run: Run, last_line: str, code
     assert done.stdout == "told of child\n"
 
 
+@pytest.mark.slow
 def test_the_ranks_output_in_the_program_s_own_folded(run: Run) -> None:
     done = run("""
         import asyncio
@@ -247,6 +251,7 @@ def test_the_ranks_output_in_the_program_s_own_folded(run: Run) -> None:
     assert "my rank is" in line
 
 
+@pytest.mark.slow
 def test_the_example_of_actors() -> None:
     done = started([str(ROOT / "examples" / "actors.py")])
     assert done.returncode == 0, done.stderr
