@@ -65,7 +65,8 @@ def test_the_quick_way_gives_what_the_long_one_does_or_leaves_it_to_that(sent: F
         if frame is None:
             frame = next(decoder.feed())
         else:
-            assert not sent.buffers and not sent.flags & SHARED
+            assert not sent.buffers
+            assert not sent.flags & SHARED
             decoder.drop()
             assert decoder.at_rest is not None
         received.append(plain(frame))
