@@ -110,7 +110,7 @@ class Session:
 
 _DIAL = """\
 import sys
-from slurmmesh.hosts.dialing import DialSpec, dial
+from slurmmesh.hosts.remote_agent import DialSpec, dial
 sys.exit(dial(DialSpec((("127.0.0.1", int(sys.argv[1])),), sys.argv[2], "host-0")))
 """
 

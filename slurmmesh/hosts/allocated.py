@@ -10,7 +10,7 @@ from typing import Any
 from slurmmesh.config import load_settings
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.dialing import DialSpec, dial
+from slurmmesh.hosts.remote_agent import DialSpec, dial
 from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.slurm.allocation import Allocation
 from slurmmesh.slurm.steps import StepExecutor, StepJob

@@ -123,7 +123,7 @@ class Open(Mirror):
 
 _DIAL = """\
 import sys
-from slurmmesh.hosts.dialing import DialSpec, dial
+from slurmmesh.hosts.remote_agent import DialSpec, dial
 sys.exit(dial(DialSpec((("127.0.0.1", int(sys.argv[1])),), sys.argv[2], sys.argv[3])))
 """
 

@@ -80,7 +80,7 @@ def test_hosts_that_could_not_have_what_they_wanted_are_told_together() -> None:
 
 DIAL = """
 import json, sys
-from slurmmesh.hosts.dialing import DialSpec, dial
+from slurmmesh.hosts.remote_agent import DialSpec, dial
 targets = tuple(map(tuple, json.loads(sys.argv[1])))
 sys.exit(dial(DialSpec(targets, sys.argv[2], "host-0", sys.argv[3])))
 """

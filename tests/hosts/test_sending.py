@@ -22,7 +22,7 @@ from slurmmesh.shape import Extent, Region
 HOSTS = 3
 DIAL = """
 import sys
-from slurmmesh.hosts.dialing import DialSpec, dial
+from slurmmesh.hosts.remote_agent import DialSpec, dial
 sys.exit(dial(DialSpec((("127.0.0.1", int(sys.argv[1])),), sys.argv[2], sys.argv[3], "127.0.0.1")))
 """
 

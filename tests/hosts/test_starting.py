@@ -283,7 +283,7 @@ class Listening:
 
     def start_agent(self) -> subprocess.Popen[bytes]:
         code = (
-            "import sys; from slurmmesh.hosts.dialing import DialSpec, dial; "
+            "import sys; from slurmmesh.hosts.remote_agent import DialSpec, dial; "
             "targets = (('127.0.0.1', int(sys.argv[1])),); "
             "sys.exit(dial(DialSpec(targets, sys.argv[2], 'host-0')))"
         )

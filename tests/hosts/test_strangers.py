@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 DIAL = """
 import sys
-from slurmmesh.hosts.dialing import DialSpec, dial
+from slurmmesh.hosts.remote_agent import DialSpec, dial
 port, identity, name = sys.argv[1:]
 sys.exit(dial(DialSpec((("127.0.0.1", int(port)),), identity, name)))
 """
