@@ -1,8 +1,9 @@
 """Calls for minutes: 64 actors answer under load; memory must stay flat, no answer lost or doubled.
 
 ``python -m benchmarks.soak --minutes 10`` prints what it saw each tenth of the time and ends with 1
-if an answer was lost, doubled or wrong. Each actor counts its messages: its answer must be the number
-of those sent to it so far, so a message that was lost or came twice, or too early, shows at once.
+if an answer was lost, doubled or wrong. Each actor counts its messages: its answer must be the
+number of those sent to it so far, so a message that was lost or came twice, or too early, shows
+at once.
 """
 
 from __future__ import annotations
