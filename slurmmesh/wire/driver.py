@@ -238,6 +238,8 @@ class Driver:
         if not self._turn.acquire(False):
             return False
         self._turn.release()
+        if self._asleep:  # it may have looked this moment, and taken us for a leader
+            self._leave_alone()
         return True
 
     def _displace_background(self) -> bool:
