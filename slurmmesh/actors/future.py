@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import sys
 import threading
 import time
@@ -24,6 +25,17 @@ T = TypeVar("T")
 _PENDING = object()
 # Of all futures, held for a few steps only. Reentrant: a signal handler may ask meanwhile.
 _lock = threading.RLock()
+_process = os.getpid()
+
+
+def _after_fork_in_child() -> None:
+    """What is under way is the parent's; its threads may have held the lock."""
+    global _lock, _process
+    _lock = threading.RLock()
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Future(Generic[T]):
@@ -36,10 +48,11 @@ class Future(Generic[T]):
         driver: of the loop that its answer comes by; who waits runs it. None: another thread does.
     """
 
-    __slots__ = ("__weakref__", "_driver", "_error", "_value", "_wakers", "_what")
+    __slots__ = ("__weakref__", "_driver", "_error", "_pid", "_value", "_wakers", "_what")
 
     def __init__(self, what: str = "the call", driver: Driver | None = None) -> None:
         self._what = what
+        self._pid = _process
         self._driver = driver
         self._value: Any = _PENDING
         self._error: BaseException | None = None
@@ -164,6 +177,11 @@ class Future(Generic[T]):
             raise ValueError(f"a timeout is a number of seconds of at least 0, not {timeout}")
         if self.done():
             return
+        if self._pid != _process:
+            raise SupervisionError(
+                f"{self._what}: this process is a fork of pid {self._pid}, which has the answer; "
+                "wait there"
+            )
         if in_loop_thread() and not (self._driver is not None and self._driver.leads_here):
             raise RuntimeError(
                 f"{self._what}: a callback of an event waits here for the thread it runs in: put "

@@ -7,6 +7,7 @@ actors is asked of the controller.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ class ProcRuntime:
         link: BatchLink,
         credentials: Credentials | None,
     ) -> None:
+        self._pid = os.getpid()
         self._driver = driver
         self._credentials = credentials
         self.job = job
@@ -76,6 +78,7 @@ class ProcRuntime:
 
     def ask(self, what: str, operation: str, *args: Any) -> Future[Any]:
         """Have the controller carry out an operation (``hosts/asks.py``); the answer to come."""
+        self._check_process()
         call, future = self.caller.book.open(CONTROLLER.mesh, (0,), lambda values: values[0], what)
         body, buffers = dumps((operation, args))
         try:
@@ -83,6 +86,13 @@ class ProcRuntime:
         except LinkClosed as error:
             self.caller.book.fail(call, error)
         return future
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise SupervisionError(
+                f"this process is a fork of the actor's (pid {self._pid}): it cannot use its "
+                "meshes; make it an actor of its own"
+            )
 
     def take(self, frame: Frame) -> None:
         """Take a frame from the host that answers something."""
@@ -104,12 +114,15 @@ class ProcRuntime:
         what: str,
         timeout: float | None = None,
     ) -> Future[Any]:
+        self._check_process()
         return self.caller.call(frame, finish, what, timeout=timeout)
 
     def stream(self, frame: Frame, what: str, timeout: float | None = None) -> list[Future[Any]]:
+        self._check_process()
         return self.caller.stream(frame, what, timeout=timeout)
 
     def cast(self, frame: Frame) -> None:
+        self._check_process()
         self.caller.cast(frame)
 
     def place(self, mesh: int, rank: int) -> Place:
