@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slurmmesh.actors.backlog import Backlog
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.deadlines import Deadlines, too_late
 from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
@@ -24,6 +25,7 @@ from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import STREAM, Frame, Kind
 from slurmmesh.wire.links import Link, same_user
+from slurmmesh.wire.reactor import in_loop_thread
 
 MAX_LINKS = 512
 """So many direct links a process keeps as a caller; to further ranks it speaks by the hosts."""
@@ -70,6 +72,7 @@ class Caller:
         self._by_hosts = by_hosts
         self._ask = ask
         self._places: dict[int, dict[int, Place]] = {}
+        self._backlogs: dict[int, Backlog] = {}
         self._broken: dict[tuple[int, int], list[DirectLink]] = {}
         self._count = 0
         self._deadlines = Deadlines(driver.reactor)
@@ -196,15 +199,27 @@ class Caller:
         last.add_waker(self._deadlines.add(timeout, expire).met)
 
     def cast(self, frame: Frame) -> None:
-        """Send a CAST to its ranks."""
+        """Send a CAST to its ranks.
+
+        Waits while many bytes of casts to that mesh have not arrived: a proc does not read. Not in
+        a loop's thread, nor in a signal handler that came while this was at work.
+        """
         direct = self._direct(frame)
         if direct is not None:
             with contextlib.suppress(LinkClosed):
                 _send(direct, frame, None)
                 return
+        backlog = self._backlogs.get(frame.mesh) or self._backlogs.setdefault(frame.mesh, Backlog())
+        marked = backlog.count(frame)
+        if marked and not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
+            backlog.wait()
         placed, apart = self._divide(frame)
         ranks = [*placed, *apart]
-        call = self.book.open_cast(frame.mesh, ranks, placed) if ranks else 0
+        if marked:
+            call, arrived = self.book.open_marked_cast(frame.mesh, frame.ranks, placed)
+            backlog.mark(arrived)
+        else:
+            call = self.book.open_cast(frame.mesh, ranks, placed) if ranks else 0
         self._dispatch(frame, call, placed, apart, lambda: None)
 
     def connected(
@@ -261,6 +276,7 @@ class Caller:
         """A mesh is over, and gone: nothing more is sent there."""
         with self._lock:
             self._places.pop(mesh, None)
+            self._backlogs.pop(mesh, None)
 
     def explain(self, mesh: int, rank: int, error: BaseException) -> None:
         """Why links to a rank broke: calls that they owe answers to fail."""

@@ -53,6 +53,28 @@ class _Open:
         return None
 
 
+class _MarkedCast(_Open):
+    """A cast whose sender wants to know when all ranks have got it, or never will."""
+
+    def __init__(
+        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place], arrived: Future[None]
+    ) -> None:
+        super().__init__(mesh, ranks, places)
+        self.arrived = arrived
+
+    def answered(self, indices: list[int], value: Any) -> Then | None:
+        return None if self.slots else self._tell
+
+    def failed(self, indices: list[int], error: BaseException) -> Then | None:
+        if self.slots and indices:
+            return None
+        self.over = True
+        return self._tell
+
+    def _tell(self) -> None:
+        self.arrived.set_result(None)
+
+
 class _OpenCall(_Open):
     """A value per rank, in the order of the ranks called.
 
@@ -163,6 +185,16 @@ class CallBook:
     def open_cast(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]) -> int:
         """Note a cast, to tell these places when it is known to have arrived; returns its id."""
         return self._note(_Open(mesh, ranks, places))
+
+    def open_marked_cast(
+        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]
+    ) -> tuple[int, Future[None]]:
+        """The same; also returns a future that is done when all ranks have got it, or never will.
+
+        It has no error.
+        """
+        arrived: Future[None] = Future("a broadcast", self.driver)
+        return self._note(_MarkedCast(mesh, ranks, places, arrived)), arrived
 
     def _note(self, opened: _Open) -> int:
         call = next(self._ids)

@@ -70,7 +70,10 @@ class DirectLink(BatchLink):
     def call_plain(
         self, actor: int, method: str, args: tuple[Any, ...], where: Any, future: Future[Any]
     ) -> None:
-        """Call with plain arguments only (``wire/batches.py``). Raises LinkClosed."""
+        """Call with plain arguments only (``wire/batches.py``). Raises LinkClosed.
+
+        Waits while the proc does not read, see ``make_room``; so does ``cast_plain``.
+        """
         with self._lock:
             self._number = number = self._number + 1
             self._open[number] = future
@@ -79,12 +82,16 @@ class DirectLink(BatchLink):
             except BaseException:
                 self._open.pop(number, None)
                 raise
+        if self._out.queue and not self._batch:  # is_full, in fewer steps
+            self.make_room()
 
     def cast_plain(self, actor: int, method: str, args: tuple[Any, ...], where: Any) -> None:
         """Cast with plain arguments only. Raises LinkClosed."""
         with self._lock:
             self._number = self._last_cast = number = self._number + 1
             self.add(Kind.CALLS, (-number, actor, method, args, where))
+        if self._out.queue and not self._batch:  # is_full, in fewer steps
+            self.make_room()
 
     def send_message(self, frame: Frame, sink: Sink | None) -> int:
         """Send a CALL with the sink of its answer, or a CAST, without waiting; see ``Link.post``.

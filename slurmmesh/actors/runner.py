@@ -314,11 +314,14 @@ class ActorRunner:
     def _answer(self, message: Message, value: Any) -> None:
         frame = message.frame
         if is_plain((value,)):
+            link = message.link
             try:
                 if frame is None:
-                    message.link.add(Kind.RESULTS, (message.number, value))
+                    link.add(Kind.RESULTS, (message.number, value))
                 else:
-                    message.link.answer(frame, pickle.dumps(value, 5))
+                    link.answer(frame, pickle.dumps(value, 5))
+                if link.is_full:
+                    link.make_room()
             except LinkClosed:
                 pass  # the caller is gone
             return

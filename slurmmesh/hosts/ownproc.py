@@ -198,7 +198,7 @@ class OwnProc:
 class _Back:
     """Stands for the link that a message came by: takes its answer, as a copy."""
 
-    closed = False
+    closed = is_full = False
 
     def __init__(self, take: Callable[[Frame], Any]) -> None:
         self._take = take

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurmmesh.wire.frames import Frame, Kind, answer_bytes, batch_bytes
+from slurmmesh.wire.links import HIGH_WATER
 from slurmmesh.wire.quick import QuickLink
 from slurmmesh.wire.sharing import Placed
 
@@ -98,6 +99,23 @@ class BatchLink(QuickLink):
         if self._batch:
             self.flush()
         self.post_encoded(answer_bytes(request, body))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the socket has not taken all of a batch that was just sent."""
+        return not self._batch and bool(self._out.queue)
+
+    def make_room(self) -> None:
+        """Wait while so much is queued that the peer must read first, or close.
+
+        For who has just found that it ``is_full``. Not in the loop's thread, nor in a
+        signal handler that came in the middle of a send: they return at once.
+        """
+        if self._reactor.in_thread or self._lock._is_owned():  # type: ignore[attr-defined]
+            return
+        with self._lock:
+            position = self._out.end - HIGH_WATER
+        self.wait_sent(position)
 
     def _take_whole(self) -> bool:
         batch = self._decoder.only()

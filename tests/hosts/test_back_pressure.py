@@ -1,0 +1,268 @@
+"""Procs that do not read: who sends to them waits, no memory fills up, others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slurmmesh as sm
+from slurmmesh.actors import backlog
+from slurmmesh.errors import ProcDied
+from slurmmesh.wire import batches, links
+
+ROOM = 1 << 20
+LARGE = bytes(100_000)
+"""Goes in a frame of its own."""
+SMALL = 1000
+"""Bytes of what goes many in one frame."""
+
+pytestmark = pytest.mark.slow
+
+
+def small(number: int) -> bytes:
+    """Others in each message: what comes again in one frame takes no room there."""
+    return number.to_bytes(4, "big") * (SMALL // 4)
+
+
+def limit_room() -> None:
+    """Of this process, so that little has to be sent until somebody waits."""
+    batches.HIGH_WATER = backlog.HIGH_WATER = ROOM
+    backlog._MARK_EVERY = ROOM // 8
+
+
+def waits_in(thread: int | None, code: Any) -> bool:
+    """Whether a thread of this process is in that function now."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and frame.f_code is not code.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def queued() -> int:
+    """The most bytes that wait to be sent on one link of this process."""
+    return max((link._out.end - link._out.sent for link in list(links._open_links)), default=0)
+
+
+def waits_for_room(thread: int | None) -> bool:
+    """Whether a thread of this process waits for a link, rather than just looks if it must."""
+    return queued() > ROOM and waits_in(thread, batches.BatchLink.make_room)
+
+
+class Told(sm.Actor):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    @sm.endpoint
+    def tell(self, number: int, payload: bytes = b"") -> bytes:
+        self.told.append(number)
+        return payload
+
+    @sm.endpoint
+    def all(self) -> list[int]:
+        return self.told
+
+    @sm.endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @sm.endpoint
+    def wait_for(self, path: str) -> None:
+        limit_room()
+        with open(path):  # a pipe, which another opens
+            pass
+
+
+class Teller(sm.Actor):
+    """Calls others and broadcasts to them."""
+
+    def __init__(self) -> None:
+        limit_room()
+        self.answers: list[Any] = []
+
+    @sm.endpoint
+    def broadcast(self, mesh: Any, number: int) -> None:
+        for index in range(number):
+            mesh.tell.broadcast(index, LARGE)
+
+    @sm.endpoint
+    def call(self, one: Any, number: int) -> None:
+        self.answers = [one.tell.call_one(index, small(index)) for index in range(number)]
+
+    @sm.endpoint
+    def hold(self, one: Any, path: str) -> None:
+        """Until it has a direct link, and then have it wait there."""
+        while one.tell._place is None or one.tell._place.direct is None:
+            one.pid.call_one().get(60)
+        one.wait_for.call_one(path)
+
+    @sm.endpoint
+    def count(self) -> int:
+        return sum(len(answer.get(60)) == SMALL for answer in self.answers)
+
+    @sm.endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Watcher(sm.Actor):
+    """Beside another actor in its proc, in a thread of its own."""
+
+    @sm.endpoint
+    def waits_for_room(self) -> bool:
+        return waits_for_room(threading.main_thread().ident)
+
+    @sm.endpoint
+    def waits_for_arrival(self) -> bool:
+        return waits_in(threading.main_thread().ident, backlog.Backlog.wait)
+
+    @sm.endpoint
+    def queued(self) -> int:
+        return queued()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sm.HostMesh]:
+    monkeypatch.setattr(batches, "HIGH_WATER", ROOM)
+    monkeypatch.setattr(backlog, "HIGH_WATER", ROOM)
+    monkeypatch.setattr(backlog, "_MARK_EVERY", ROOM // 8)
+    hosts = sm.local_hosts(1, tmp_path)
+    yield hosts
+    hosts.stop()
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], Any]) -> Iterator[threading.Thread]:
+    """Afterwards it has ended."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield thread
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def resident(pid: int) -> int:
+    [line] = [
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line
+    ]
+    return int(line.split()[1]) << 10
+
+
+def agent_of(pid: int) -> int:
+    """Procs are children of the agent's fork server, or of the agent."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text[text.rindex(")") + 2 :].split()[1])
+
+
+@pytest.mark.parametrize("ways", ["calls", "broadcasts"])
+def test_small_messages_to_a_proc_that_does_not_read_wait(hosts, wait_until, ways):
+    one = hosts.spawn_procs(name="deaf").spawn("told", Told)
+    other = hosts.spawn_procs(name="other").spawn("other", Told)
+    pid = one.pid.call_one().get(60)
+    wait_until(lambda: one.pid.call_one().get(60) and one.pid._place.direct is not None)
+    number, sent, futures = 5000, [], []
+
+    def send() -> None:
+        for index in range(number):
+            if ways == "calls":
+                futures.append(one.tell.call_one(index, small(index)))
+            else:
+                one.tell.broadcast(index, small(index))
+            sent.append(index)
+
+    with in_thread(send) as thread, stopped(pid):
+        wait_until(lambda: waits_for_room(thread.ident))
+        assert queued() < ROOM + 100 * SMALL
+        assert other.tell.call_one(1, small(1)).get(60) == small(1)
+        assert len(sent) < number
+    assert one.all.call_one().get(60) == list(range(number))
+    assert [len(each.get(60)) for each in futures] == [SMALL] * len(futures)
+
+
+@pytest.mark.parametrize("sender", ["controller", "proc"])
+def test_broadcasts_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_until, sender):
+    mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
+    procs = hosts.spawn_procs(name="other")
+    teller = procs.spawn("teller", Teller)
+    watcher = procs.spawn("watcher", Watcher)
+    pids = mesh.pid.call().get(60).values()
+    agent = agent_of(pids[1])
+    teller.pid.call_one().get(60)
+    number, sent = 400, []
+
+    def send() -> None:
+        if sender == "proc":
+            teller.broadcast.call_one(mesh, number).get(60)
+            return
+        for index in range(number):
+            mesh.tell.broadcast(index, LARGE)
+            sent.append(index)
+
+    with in_thread(send) as thread, stopped(pids[1]):
+        before = resident(agent)
+        if sender == "proc":
+            wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+            assert watcher.queued.call_one().get(60) < 2 * ROOM
+        else:
+            wait_until(lambda: waits_in(thread.ident, backlog.Backlog.wait))
+            assert ROOM < len(sent) * len(LARGE) < 2 * ROOM
+            assert teller.pid.call_one().get(60)
+        assert resident(agent) - before < 16 * ROOM < number * len(LARGE)
+        assert mesh.slice(gpus=0).pid.call_one().get(60) == pids[0]
+    numbers = list(range(number))
+    wait_until(lambda: mesh.all.call().get(60).values() == [numbers] * 2)
+
+
+def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until):
+    mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
+    pids = mesh.pid.call().get(60).values()
+    ends = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(ProcDied):
+            while not ends.is_set():
+                mesh.tell.broadcast(0, LARGE)
+
+    with in_thread(send) as thread, stopped(pids[1]):
+        wait_until(lambda: waits_in(thread.ident, backlog.Backlog.wait))
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(ProcDied):
+            mesh.pid.call().get(60)
+        ends.set()
+
+
+def test_answers_to_a_proc_that_does_not_read_wait(hosts, wait_until, tmp_path):
+    procs = hosts.spawn_procs(name="answering")
+    one, watcher = procs.spawn("told", Told), procs.spawn("watcher", Watcher)
+    teller = hosts.spawn_procs(name="deaf").spawn("teller", Teller)
+    path, number = tmp_path / "pipe", 5000
+    os.mkfifo(path)
+    pid = teller.pid.call_one().get(60)
+    teller.hold.call_one(one, str(path)).get(60)
+    teller.call.call_one(one, number).get(60)
+    with stopped(pid):
+        with path.open("w"):
+            pass
+        wait_until(lambda: watcher.waits_for_room.call_one().get(60))
+        assert watcher.queued.call_one().get(60) < ROOM + 100 * SMALL
+    assert teller.count.call_one().get(60) == number
+    assert one.all.call_one().get(60) == list(range(number))
