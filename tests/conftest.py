@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -175,7 +176,7 @@ class Snapshot:
             {
                 k: v
                 for k, v in self.files.items()
-                if k not in before.files and not v.startswith(CACHE_FILES)
+                if k not in before.files and not v.startswith(CACHE_FILES) and not _is_probe(k)
             },
         )
 
@@ -239,6 +240,13 @@ def _open_descriptors(pid: int) -> Iterator[tuple[str, str]]:
 
 def _inside(path: str, folders: list[Path]) -> bool:
     return any(path == str(f) or path.startswith(f"{f}/") for f in folders)
+
+
+def _is_probe(path: Path) -> bool:
+    """Whether it is what tempfile writes to try a folder; one that is killed then leaves it."""
+    with contextlib.suppress(OSError):
+        return re.fullmatch("[a-z0-9_]{8}", path.name) is not None and path.stat().st_size <= 4
+    return True  # gone meanwhile
 
 
 def _works_in(pid: int, folders: list[Path]) -> bool:

@@ -55,6 +55,7 @@ class DirectLink(BatchLink):
             on_frame=self._answered,
             on_batch=self._all_answered,
             on_close=lambda _link, reason: on_down(self, reason),
+            driver=driver,
         )
         self.driver = driver
         self._open: dict[int, Future[Any] | Sink] = {}

@@ -188,10 +188,8 @@ class ActorRunner:
             if self._ends_the_proc(error):
                 raise
             failure = self._failure(error)
-            self._fail(self._create, failure)
-            self._fall(
-                f"the constructor of {self.name!r} raised:\n{failure.formatted.rstrip()}", error
-            )
+            text = f"the constructor of {self.name!r} raised:\n{failure.formatted.rstrip()}"
+            self._fall(text, error, answer=lambda: self._fail(self._create, failure))
         else:
             self._answer(self._create, None)
         finally:
@@ -383,10 +381,20 @@ class ActorRunner:
         formatted = self._failure(error).formatted.rstrip()
         self._fall(f"{what} raised:\n{formatted}", error, port)
 
-    def _fall(self, text: str, error: BaseException, port: ResponsePort | None = None) -> None:
-        """The actor has failed: everyone concerned is told, and the instance ends."""
+    def _fall(
+        self,
+        text: str,
+        error: BaseException,
+        port: ResponsePort | None = None,
+        answer: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """The actor has failed: everyone concerned is told, and the instance ends.
+
+        The log comes first: who hears of it may end this process.
+        """
         self._broken = text
         say(f"{self.name!r}: {text}")
+        answer()
         if port is not None:
             port.fail(self._gone())
         rank, host = self._context.proc_rank, self._context.host

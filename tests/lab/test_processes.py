@@ -19,16 +19,23 @@ STRAY = "import os,time; os.fork() and os._exit(0); os.setsid(); print(os.getpid
 STRAY += "time.sleep(600)"
 
 
-def test_descendants_come_nearest_first_and_without_the_dead() -> None:
+def test_descendants_come_nearest_first_and_without_the_dead(
+    wait_until: Callable[..., None],
+) -> None:
     shell = subprocess.Popen(
         ["sh", "-c", "true & sleep 600 & echo ready; wait; wait"], stdout=subprocess.PIPE
     )
     try:
         assert shell.stdout
         shell.stdout.readline()
-        below = [p for p in processes.descendants(os.getpid()) if p.name in ("sh", "sleep")]
-        assert [p.name for p in below] == ["sh", "sleep"]
-        assert below[0].pid == shell.pid
+
+        def below() -> list[processes.Process]:
+            found = processes.descendants(os.getpid())
+            return [p for p in found if p.name in ("sh", "sleep")]
+
+        # A child of the shell has its name until it is the program.
+        wait_until(lambda: [p.name for p in below()] == ["sh", "sleep"], "a shell and its child")
+        assert below()[0].pid == shell.pid
     finally:
         processes.kill_all(lambda: processes.descendants(shell.pid))
         shell.kill()
