@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from slurmmesh.actors.hearing import hear
 from slurmmesh.errors import CallTimeout, SupervisionError
-from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.driver import Bell, Driver
 from slurmmesh.wire.reactor import in_loop_thread, print_error
 
 if TYPE_CHECKING:
@@ -196,23 +197,30 @@ class Future(Generic[T]):
     def _wait_here(self, timeout: float | None) -> bool:
         if self._driver is not None:
             return self._driver.wait(self, timeout)
-        ready = threading.Lock()
-        ready.acquire()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):
-                ready.release()
-
-        self.add_waker(wake)
+        bell = Bell()
+        self.add_waker(bell.ring)
         deadline = None if timeout is None else time.monotonic() + timeout
+        left: float | None = None
         try:
             while not self.done():
-                left = -1.0 if deadline is None else deadline - time.monotonic()
-                if not ready.acquire(timeout=max(left, 0.0) if deadline is not None else -1.0):
+                if deadline is not None and (left := deadline - time.monotonic()) <= 0:
                     break
+                bell.wait(left)
         finally:
-            self.remove_waker(wake)
+            self.remove_waker(bell.ring)
         return self.done()
+
+
+def all_done(futures: Iterable[Future[Any]], what: str) -> Future[None]:
+    """Done when all these are, whatever became of them."""
+    waiting = list(futures)
+    done: Future[None] = Future(what)
+    if not waiting:
+        done.set_result(None)
+    missing = itertools.count(len(waiting) - 1, -1)  # counts in single steps
+    for future in waiting:
+        future.add_waker(lambda: None if next(missing) else done.set_result(None))
+    return done
 
 
 def _call_all(wakers: list[Callable[[], Any]]) -> None:

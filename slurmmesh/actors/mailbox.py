@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.driver import Bell, Driver
 
 T = TypeVar("T")
 
@@ -71,14 +70,8 @@ class Mailbox(Generic[T]):
 
     def wait(self) -> None:
         """Wait for an item, doing nothing else."""
-        bell = threading.Lock()
-        bell.acquire()
-
-        def ring() -> None:
-            with contextlib.suppress(RuntimeError):
-                bell.release()
-
+        bell = Bell()
         while not self._items:
-            self.add_waker(ring)
-            bell.acquire()
+            self.add_waker(bell.ring)
+            bell.wait()
         self._wake = None

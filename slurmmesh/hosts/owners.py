@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.calls import CallBook
-from slurmmesh.actors.future import Future
+from slurmmesh.actors.future import Future, all_done
 from slurmmesh.actors.owners import GRACE_S, Owner
 from slurmmesh.actors.supervising import StopActor, order
 from slurmmesh.errors import MeshStopped
@@ -150,25 +149,3 @@ def _without(
         return created
     ranks = tuple(rank for rank in frame.ranks if rank not in ending)
     return (replace(frame, ranks=ranks), name) if ranks else None
-
-
-def all_done(futures: Iterable[Future[Any]], what: str) -> Future[None]:
-    """Done when all these are, whatever became of them."""
-    waiting = list(futures)
-    done: Future[None] = Future(what)
-    left = len(waiting)
-    lock = threading.RLock()
-
-    def one_done() -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = not left
-        if last:
-            done.set_result(None)
-
-    if not waiting:
-        done.set_result(None)
-    for future in waiting:
-        future.add_waker(one_done)
-    return done

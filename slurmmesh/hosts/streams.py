@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from slurmmesh.actors.future import Future
+from slurmmesh.actors.future import Future, all_done
 from slurmmesh.hosts.folding import Dropped, Folded, Folder, Line
 from slurmmesh.hosts.messages import RankLines, StreamLogs
 from slurmmesh.hosts.output import stamp
@@ -72,8 +72,9 @@ class LogStreams:
                     target=self._run, name="slurmmesh-show", daemon=True
                 )
                 self._thread.start()
-        return _all_of(
-            [self._order(host, mesh, tuple(ranks), level) for host, ranks in by_host.items()]
+        return all_done(
+            [self._order(host, mesh, tuple(ranks), level) for host, ranks in by_host.items()],
+            "setting which lines are shown",
         )
 
     def _order(self, host: int, mesh: int, ranks: Ranks, level: int | None) -> Future[None]:
@@ -159,15 +160,6 @@ class LogStreams:
             line, more = each.line, f"  [{each.similar} similar]" if each.similar else ""
             stream = sys.stdout if line.fd == 1 else sys.stderr
             _print(f"{stamp(line.at)} {line.mesh}[{line.rank}] | {line.text}{more}", stream)
-
-
-def _all_of(futures: list[Future[None]]) -> Future[None]:
-    """Done when all are."""
-    whole: Future[None] = Future("setting which lines are shown")
-    missing = itertools.count(len(futures) - 1, -1)
-    for future in futures:
-        future.add_done_callback(lambda _: None if next(missing) else whole.set_result(None))
-    return whole
 
 
 def _print(text: str, stream: TextIO | None) -> None:

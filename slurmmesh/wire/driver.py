@@ -40,7 +40,7 @@ class Awaited(Protocol):
         """Take that back; no matter if it was called."""
 
 
-class _Bell:
+class Bell:
     """One thread waits for it, others ring it; rung twice is rung once."""
 
     def __init__(self) -> None:
@@ -48,10 +48,12 @@ class _Bell:
         self._lock.acquire()
 
     def ring(self) -> None:
+        """Wake who waits, or who will. From any thread."""
         with contextlib.suppress(RuntimeError):
             self._lock.release()
 
     def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is rung, at most ``timeout`` seconds of at least 0."""
         self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
@@ -71,7 +73,7 @@ class Driver:
         self._background_leads = False
         self._closed_by_leader = False
         self._wanted = 0
-        self._followers: collections.deque[_Bell] = collections.deque()
+        self._followers: collections.deque[Bell] = collections.deque()
         self._asleep = False
         # Ready when the loop has news and this was asked for: the background sleeps on it.
         self._news = select.epoll()
@@ -122,7 +124,7 @@ class Driver:
             while True:
                 if self.reactor.stopping:
                     self._give_back()
-                    self._sleep(awaited, _Bell(), deadline)
+                    self._sleep(awaited, Bell(), deadline)
                 elif self._turn.acquire(False) or self._displace_background():
                     self._lead(done, deadline)
                     self._give_back()  # here, so that a handler may raise as it begins
@@ -212,7 +214,7 @@ class Driver:
 
     def _follow(self, awaited: Awaited, deadline: float | None) -> None:
         """Wait until it is done, or until this thread may lead."""
-        bell = _Bell()
+        bell = Bell()
         self._followers.append(bell)
         try:
             # It may have become free before we stood in the line: then nobody would call us.
@@ -226,7 +228,7 @@ class Driver:
                 if awaited.done():
                     self._next_leader()
 
-    def _sleep(self, awaited: Awaited, bell: _Bell, deadline: float | None) -> None:
+    def _sleep(self, awaited: Awaited, bell: Bell, deadline: float | None) -> None:
         awaited.add_waker(bell.ring)
         try:
             if not awaited.done():
