@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal as _signal
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 EXIT_OK = 0
 EXIT_PROGRAM_FAILED = 1
@@ -279,3 +279,121 @@ class CallTimeout(SlurmmeshError, TimeoutError):
         self.ranks = ranks
         self.seconds = seconds
         self.deaths = deaths
+
+
+class GpuError(SlurmmeshError):
+    """A call of a GPU library, or of the bridge to it, failed.
+
+    The text names the function, the library it belongs to and what that said.
+
+    Attributes:
+        code: the library's own if positive (a ``hipError_t``, ``CUresult`` or ``ncclResult_t``);
+            the bridge's if negative.
+        symbol: the library's function, such as ``hipMemCreate``; empty where it is none of those.
+        library: path of the library; empty where there is none.
+        text: what was said.
+    """
+
+    def __init__(self, text: str, *, code: int = 0, symbol: str = "", library: str = "") -> None:
+        said = f"{symbol}: {text}" if symbol else text
+        number = f" (code {code})" if code > 0 else ""
+        super().__init__(said + number + (f", in {library}" if library else ""))
+        self.text = text
+        self.code = code
+        self.symbol = symbol
+        self.library = library
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+class GpuUnavailable(GpuError):
+    """There is no GPU library, no device, or the bridge was not built. The text says why.
+
+    Attributes:
+        searched: a line for each place that was looked in, with what was found there.
+    """
+
+    exit_code = EXIT_SETUP_FAILED
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        searched: tuple[str, ...] = (),
+        code: int = 0,
+        symbol: str = "",
+        library: str = "",
+    ) -> None:
+        super().__init__(text, code=code, symbol=symbol, library=library)
+        self.args = (self.args[0] + "".join(f"\n  {line}" for line in searched),)
+        self.searched = searched
+
+
+class GpuUnsupported(GpuError):
+    """The library has no such function, or is too old for it. Take a newer one, or do without.
+
+    ``symbol`` and ``library`` say what was looked for, and in which file.
+    """
+
+
+class GpuForked(GpuError):
+    """This process was forked after its parent had used a GPU. Fork first, or start it afresh."""
+
+
+class DeviceOutOfMemory(GpuError):
+    """The device has not that much memory left. Free some, or ask for less."""
+
+
+class CollectiveError(GpuError):
+    """A collective operation, or the making of its communicator, failed.
+
+    The communicator is of no use any more: abort it, and make a new one of the ranks that live.
+
+    Attributes:
+        operation: ``all_reduce``, ``init`` and so on; empty where it is not known.
+        world: name of the communicator.
+        rank, size: of this process in it.
+        peers: ranks that are to blame; empty if not known.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        operation: str = "",
+        world: str = "",
+        rank: int = -1,
+        size: int = 0,
+        peers: tuple[int, ...] = (),
+        code: int = 0,
+        symbol: str = "",
+        library: str = "",
+    ) -> None:
+        where = f"{operation or 'collective'} of rank {rank} of {size} in {world!r}: "
+        blamed = f"; to blame: rank {', '.join(map(str, peers))}" if peers else ""
+        super().__init__(where + text + blamed, code=code, symbol=symbol, library=library)
+        self.text = text
+        self.operation = operation
+        self.world = world
+        self.rank = rank
+        self.size = size
+        self.peers = peers
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """An operation did not end in time; it was aborted. ``peers`` are the ranks found dead."""
+
+
+class CollectiveAborted(CollectiveError):
+    """The communicator was aborted while this operation waited, or before it."""
+
+
+def _rebuilt(
+    kind: type[SlurmmeshError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> SlurmmeshError:
+    """An error as it was, without its constructor: for pickle."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
