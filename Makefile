@@ -2,6 +2,7 @@
 #   PYTHON=python3.12          the interpreter for the virtual environment (3.10 or later)
 #   PIP_ARGS="--index-url …"   where pip looks, for example for a torch built for your GPUs
 #   PYTEST_ARGS="-k shape"     what pytest gets besides; -n 0: all tests in one process
+#   SLURMMESH_TEST_LIBRARIES=… where the real GPU libraries for tests are kept; .cache otherwise
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -12,20 +13,21 @@ METADATA := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-quick lint clean distclean
+.PHONY: help venv demo test test-quick gpu-libraries lint clean distclean
 
 help:
 	@echo "make demo        train a small language model through kills, with and without them"
 	@echo "make test        the whole test suite; as root it installs the Debian packages it needs"
 	@echo "make test-quick  without the tests marked slow"
+	@echo "make gpu-libraries  fetch the real GPU libraries for tests (650 MB); make test does it too"
 	@echo "make lint        ruff and mypy"
 	@echo "make venv        only the virtual environment in $(VENV)"
-	@echo "make clean       remove what runs and tests left; distclean also removes $(VENV)"
+	@echo "make clean       remove what runs and tests left; distclean also removes $(VENV) and .cache"
 
 demo: $(VENV)/.ready-demo
 	@$(RUN) examples/demo.py
 
-test: $(VENV)/.ready-test
+test: $(VENV)/.ready-test gpu-libraries
 	@.ci/debian-packages.sh; code=$$?; \
 	case $$code in 0|10) ;; *) exit $$code ;; esac; \
 	if [ $$code -eq 0 ] && [ "$$(id -u)" -eq 0 ]; then slurm=--require-slurm; fi; \
@@ -33,6 +35,11 @@ test: $(VENV)/.ready-test
 
 test-quick: $(VENV)/.ready-test
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+# Real libraries of AMD and NVIDIA, unpacked into .cache: no root, no change of the system. Where one
+# cannot be had its tests skip and say why.
+gpu-libraries: $(VENV)/.ready-test
+	@$(RUN) -m tests.gpu.real.fetch $(PIP_ARGS)
 
 lint: $(VENV)/.ready-test
 	$(RUN) -m ruff check .
@@ -60,4 +67,4 @@ clean:
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) .cache
