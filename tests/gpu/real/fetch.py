@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -50,11 +51,13 @@ class Failed(Exception):
     """A source cannot be had; the text says why."""
 
 
-def run(*command: str, **environment: str) -> str:
+def run(*command: str, folder: Path | None = None, **environment: str) -> str:
     """What a command prints. Failed, with what it said last."""
     try:
         done = subprocess.run(
-            ["env", *(f"{k}={v}" for k, v in environment.items()), *command],
+            command,
+            cwd=folder,
+            env={**os.environ, "LC_ALL": "C", **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -99,7 +102,8 @@ def fetch_debian(source: Source, folder: Path) -> dict[str, str]:
     for name in ("lists/partial", "archives/partial"):
         (apt / name).mkdir(parents=True)
     (apt / "status").touch()
-    (apt / "sources.list").write_text(f"deb [signed-by={KEYRING}] {site} {source.release} main\n")
+    entry = f"deb [signed-by={KEYRING}] {site} {source.release} {source.section}\n"
+    (apt / "sources.list").write_text(entry)
     how = [
         line
         for line in run("apt-config", "dump", "Acquire").splitlines()
@@ -108,9 +112,13 @@ def fetch_debian(source: Source, folder: Path) -> dict[str, str]:
     (apt / "apt.conf").write_text("\n".join(how) + APT_CONF.format(folder=apt))
     config = str(apt / "apt.conf")
     run("apt-get", "update", "--error-on=any", APT_CONFIG=config)
-    run("apt-get", "install", "-y", "--download-only", *source.packages, APT_CONFIG=config)
+    archives = apt / "archives"
+    if source.section == "main":
+        run("apt-get", "install", "-y", "--download-only", *source.packages, APT_CONFIG=config)
+    else:
+        run("apt-get", "download", *source.packages, folder=archives, APT_CONFIG=config)
     versions = {}
-    for package in sorted((apt / "archives").glob("*.deb")):
+    for package in sorted(archives.glob("*.deb")):
         run("dpkg-deb", "--extract", str(package), str(folder))
         name, version, _ = urllib.parse.unquote(package.stem).split("_")
         versions[name] = version
@@ -160,7 +168,7 @@ def fetch(source: Source, pip_args: Sequence[str] = (), cache: Path = CACHE) -> 
         (new / RECORD).write_text(json.dumps(record, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
-    except OSError as error:
+    except (OSError, zipfile.BadZipFile) as error:
         raise Failed(str(error)) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -187,7 +195,7 @@ def fetch_missing(
                     reason.write_text(f"{failure}\n")
                     print(f"real GPU libraries {source}: {failure}; tests of them skip")
                     continue
-            interesting = re.compile("hip64|rccl|nccl|cuda.runtime|^libc6$")
+            interesting = re.compile("hip64|rccl|nccl|cuda.runtime|libcuda|^libc6$")
             versions = (f"{k} {v}" for k, v in libraries.packages.items() if interesting.search(k))
             print(f"real GPU libraries {source.name}: {', '.join(versions)}")
 

@@ -30,9 +30,11 @@ class Source:
     name: str
     packages: tuple[str, ...]
     release: str = ""
+    section: str = "main"
+    """Of Debian. From ``main`` comes all that the packages depend on too."""
 
     def __str__(self) -> str:
-        where = f"Debian {self.release}" if self.release else "PyPI"
+        where = f"Debian {self.release}/{self.section}" if self.release else "PyPI"
         return f"{self.name} ({', '.join(self.packages)} of {where})"
 
 
@@ -43,6 +45,8 @@ SOURCES = {
         Source("debian-12", ("libamdhip64-dev",), "bookworm"),
         Source("debian-13", ("libamdhip64-dev", "librccl-dev"), "trixie"),
         Source("debian-unstable", ("libamdhip64-dev",), "unstable"),
+        # NVIDIA builds its driver's library for any C library: this machine's will do.
+        Source("debian-nvidia", ("libcuda1",), "trixie", "non-free"),
         Source(
             "pypi",
             (
@@ -81,7 +85,10 @@ class Libraries:
     @functools.cached_property
     def folders(self) -> tuple[Path, ...]:
         """Where the shared objects are."""
-        patterns = ("usr/lib/*-linux-gnu*", "lib/*-linux-gnu*", "nvidia/*/lib")
+        patterns = (
+            *("usr/lib/*-linux-gnu*", "lib/*-linux-gnu*", "usr/lib/*/nvidia/current"),
+            "nvidia/*/lib",
+        )
         return tuple(path for pattern in patterns for path in sorted(self.folder.glob(pattern)))
 
     @functools.cached_property
