@@ -23,7 +23,7 @@
     ROW(runtime_error_name, "", "cudaGetErrorName", RUNTIME, const char *, (int)) \
     ROW(device_count, "hipGetDeviceCount", "cuDeviceGetCount", GPU, int, (int *)) \
     ROW(device_name, "hipDeviceGetName", "cuDeviceGetName", GPU, int, (char *, int, int)) \
-    ROW(device_uuid, "hipDeviceGetUuid", "cuDeviceGetUuid", GPU, int, (struct sm_uuid *, int)) \
+    ROW(device_uuid, "hipDeviceGetUuid", "cuDeviceGetUuid_v2", GPU, int, (struct sm_uuid *, int)) \
     ROW(device_pci_address, "hipDeviceGetPCIBusId", "cuDeviceGetPCIBusId", GPU, int, (char *, int, int)) \
     ROW(device_memory, "hipDeviceTotalMem", "cuDeviceTotalMem_v2", GPU, int, (size_t *, int)) \
     ROW(device_attribute, "hipDeviceGetAttribute", "cuDeviceGetAttribute", GPU, int, (int *, int, int)) \
