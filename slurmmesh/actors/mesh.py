@@ -19,6 +19,7 @@ from slurmmesh.actors.actor import (
 from slurmmesh.actors.coroutine import CoroutineFuture
 from slurmmesh.actors.endpoints import EndpointRef
 from slurmmesh.actors.future import Future
+from slurmmesh.actors.homes import home_of
 from slurmmesh.actors.messages import CreateActor
 from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcEvent, Runtime, runtime_of
@@ -89,7 +90,7 @@ class ProcMesh(Shaped):
         frame = Frame(
             Kind.CREATE, body, owned, mesh=self._mesh, actor=actor, ranks=self.region.ranks
         )
-        created = self._runtime.create(frame, name, new_child(self._runtime))
+        created = self._runtime.create(frame, name, new_child(self._runtime), home_of(cls))
         return ActorMesh(self._runtime, self, actor, name, cls, self.region, created)
 
     def on_event(self, callback: Callable[[ProcEvent], Any]) -> None:

@@ -68,6 +68,11 @@ def note_imports() -> None:
     sys.meta_path.insert(place, _log)
 
 
+def users_modules() -> list[str]:
+    """The names of the modules of the user's that are imported here."""
+    return [name for name in _log.sources if name in sys.modules]
+
+
 def reload_once(request: Any, names: Collection[str]) -> tuple[str, ...]:
     """Reload modules; a second call for the same request only tells what the first one did.
 

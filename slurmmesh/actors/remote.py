@@ -139,10 +139,10 @@ class ProcRuntime:
         number: int = self._asked("spawning an actor", "new_actor", mesh)
         return number
 
-    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
+    def create(self, frame: Frame, name: str, owner: Owner, home: str) -> Future[Any]:
         body, buffers = bytes(frame.body), [bytes(buffer) for buffer in frame.buffers]
         where = frame.mesh, frame.actor, tuple(frame.ranks)
-        return self.ask(f"building {name!r}", "create", *where, body, buffers, name, owner)
+        return self.ask(f"building {name!r}", "create", *where, body, buffers, name, owner, home)
 
     def spawn_procs(
         self,

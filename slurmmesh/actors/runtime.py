@@ -49,7 +49,7 @@ class ProcOptions:
     """How procs are started, see ``HostMesh.spawn_procs``; ``bootstrap`` is pickled."""
 
     env: dict[str, str]
-    preload: tuple[str, ...]
+    preload: tuple[str, ...] | None
     supervise: Supervision | None
     bootstrap: bytes
 
@@ -95,8 +95,12 @@ class Runtime(Protocol):
     def place(self, mesh: int, rank: int) -> Place:
         """Where a rank is found: has a direct link to it when it may be used."""
 
-    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
-        """Build an actor on each rank, and again on each that is restarted."""
+    def create(self, frame: Frame, name: str, owner: Owner, home: str) -> Future[Any]:
+        """Build an actor on each rank, and again on each that is restarted.
+
+        Args:
+            home: the module of its class, if the procs are going to import one.
+        """
 
     def get_or_create(self, body: Buffer, buffers: Sequence[Buffer], name: str) -> Future[Any]:
         """Build an actor in the controller's process unless one of that name is there.

@@ -23,9 +23,10 @@ from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.messages import Connect, DoorOpened, OpenDoor, ProcWelcome
 from slurmmesh.errors import LinkClosed, SetupError, SupervisionError
 from slurmmesh.hosts.asks import AskBooks
+from slurmmesh.hosts.births import Births
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
-from slurmmesh.hosts.forking import TOGETHER, ForkServer, fork_here
+from slurmmesh.hosts.forking import ForkServer, fork_here
 from slurmmesh.hosts.introductions import Pairs
 from slurmmesh.hosts.logs import HostLog
 from slurmmesh.hosts.messages import (
@@ -37,6 +38,7 @@ from slurmmesh.hosts.messages import (
     HostReady,
     HostsFound,
     HostWelcome,
+    Imports,
     Listen,
     LogsStream,
     LogsTaken,
@@ -102,6 +104,7 @@ class HostAgent:
         self._log: HostLog | None = None
         self._server = server
         self._forks: ForkClient | None = None
+        self._births: Births | None = None
         self._workspace: Workspace | None = None
         self._passing: Passing | None = None
         self._pairs: Pairs | None = None
@@ -196,6 +199,7 @@ class HostAgent:
         self._forks = ForkClient(
             self._reactor, server_output, welcome.log or welcome.name, self._server
         )
+        self._births = Births(self._reactor, self._forks)
         self._workspace = Workspace(
             welcome.name, self._reactor.call_soon, self._post, self._forks.renew
         )
@@ -230,7 +234,7 @@ class HostAgent:
 
     def _spawn(self, message: SpawnProcs) -> None:
         assert self._welcome is not None
-        assert self._forks is not None
+        assert self._births is not None
         assert self._place is not None
         assert self._workspace is not None
         assert self._passing is not None
@@ -244,17 +248,14 @@ class HostAgent:
             cwd=self._workspace.working_folder(self._welcome.cwd),
             host_pid=os.getpid(),
         )
+        procs = []
         refused: list[ProcGone] = []
-        for first in range(0, len(message.ranks), TOGETHER):
-            procs = []
-            for rank in message.ranks[first : first + TOGETHER]:
-                try:
-                    procs.append(self._host(message, rank))
-                except (OSError, SupervisionError) as error:
-                    name = self._welcome.name
-                    refused.append(not_started(message, rank, name, str(error)))
-            local_ranks = tuple(proc.rank % message.per_host for proc in procs)
-            self._forks.fork(request._replace(local_ranks=local_ranks), procs)
+        for rank in message.ranks:
+            try:
+                procs.append((rank % message.per_host, self._host(message, rank)))
+            except (OSError, SupervisionError) as error:
+                refused.append(not_started(message, rank, self._welcome.name, str(error)))
+        self._births.order(message.mesh, request, procs, message.imports)
         for gone in refused:  # together: they are one failure
             self._tell_gone(gone)
 
@@ -297,6 +298,10 @@ class HostAgent:
             )
         )
         return proc
+
+    def _told_imports(self, message: Imports) -> None:
+        assert self._births is not None
+        self._births.told(message)
 
     def _stop(self, message: StopProcs) -> None:
         for proc in self._select(message.mesh, message.ranks):
@@ -460,6 +465,7 @@ class HostAgent:
 
     _HANDLERS: dict[type, Callable[[HostAgent, Any], None]] = {
         SpawnProcs: _spawn,
+        Imports: _told_imports,
         StopProcs: _stop,
         SignalProcs: _signal,
         ForgetMesh: _forget_mesh,

@@ -191,11 +191,14 @@ class Controller(MeshCalls):
                 places,
                 per_host,
                 options.env,
-                options.preload,
+                options.preload or (),
                 MeshSupervisor(options.supervise, name, total),
                 owner,
                 options.bootstrap,
             )
+            # What runs before the imports may have a say in them.
+            if options.preload is None or options.bootstrap:
+                mesh.homes = None
             self._owners.new_mesh(mesh)
             self._life.meshes[mesh.id] = mesh
             self.emit(
@@ -281,9 +284,10 @@ class Controller(MeshCalls):
         buffers: list[bytes],
         name: str,
         owner: Owner,
+        home: str,
     ) -> Future[Any]:
         frame = Frame(Kind.CREATE, body, buffers, mesh=mesh, actor=actor, ranks=ranks)
-        return self.create(frame, name, owner)
+        return self.create(frame, name, owner, home)
 
     def _tell_actor(self, mesh: MeshRecord | None, frame: Frame) -> None:
         if mesh is None:

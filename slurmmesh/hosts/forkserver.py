@@ -4,6 +4,10 @@ It is a process of its own, started by the host agent. It has one thread, touche
 and runs nothing of the user but the imports that were asked for. Procs are forked by a process
 between, which ends then, so that they become children of the host agent, which learns of their
 deaths directly: the fork server may die without harm to the procs it made.
+
+What the procs of an order are going to import by themselves (``ForkRequest.imports``) is imported
+by a fork of the server, which then serves the order in its place, and ends. So the server stays
+as it was, whatever an import does, and no later proc gets a module as it was before an edit.
 """
 
 from __future__ import annotations
@@ -25,8 +29,14 @@ from slurmmesh.actors.proc import run_proc
 from slurmmesh.actors.reloading import note_imports
 from slurmmesh.actors.stdio import mark_levels, use_rank_streams
 from slurmmesh.hosts.forking import FDS_EACH, TOGETHER
+from slurmmesh.hosts.importing import import_for_all
 from slurmmesh.hosts.messages import ForkReply, ForkRequest, TakeOutput
-from slurmmesh.linux import MAX_REQUEST, die_with_parent
+from slurmmesh.linux import MAX_REQUEST, become_subreaper, die_with_parent, sweep_children
+from slurmmesh.wire.reactor import say
+
+IMPORT_S = 60.0
+"""An import for all procs that takes longer is left to each of them: it may wait for the others."""
+_READY = b"+"
 
 
 def main() -> None:
@@ -42,24 +52,129 @@ def serve(server: socket.socket) -> None:
     note_imports()
     use_rank_streams()  # what is imported here may hold on to them
     gc.freeze()  # the children's collector leaves these pages alone
-    while True:
-        data, fds, _, _ = socket.recv_fds(server, MAX_REQUEST, FDS_EACH * TOGETHER)
-        if not data:
-            return
-        request: ForkRequest | TakeOutput = pickle.loads(data)
+    unfit: set[str] = set()
+    while taken := _take(server):
+        request, fds = taken
         if isinstance(request, TakeOutput):
             _write_to(fds)
             continue
-        if len(fds) == FDS_EACH * len(request.local_ranks):
-            reply = _serve(server, request, fds)
-        else:
-            reply = ForkReply(error="the fork server is out of descriptors")
-        for fd in fds:
-            os.close(fd)
-        try:
-            server.send(pickle.dumps(reply))
-        except OSError:
+        imports = [
+            name for name in request.imports if name not in sys.modules and name not in unfit
+        ]
+        error = _prepare(request, fds)
+        if imports and not error:
+            fork = _fork_with_imports(server, request, fds, imports)
+            if fork is None:
+                unfit.update(imports)
+            else:
+                _close(fds)
+                if os.waitpid(fork, 0)[1]:
+                    return  # it died, and with it an order
+                continue
+        if not _answer(server, request, fds, error):
             return
+
+
+def _take(server: socket.socket) -> tuple[ForkRequest | TakeOutput, list[int]] | None:
+    data, fds, _, _ = socket.recv_fds(server, MAX_REQUEST, FDS_EACH * TOGETHER)
+    return (pickle.loads(data), fds) if data else None
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _prepare(request: ForkRequest, fds: list[int]) -> str:
+    """Import what every proc from here on is to have. Returns why that cannot be."""
+    if len(fds) != FDS_EACH * len(request.local_ranks):
+        return "the fork server is out of descriptors"
+    try:
+        os.chdir(request.cwd)
+        sys.path[:] = request.sys_path
+        _preload(request.preload)
+    except BaseException as error:  # a module may do anything when it is imported
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _answer(server: socket.socket, request: ForkRequest, fds: list[int], error: str) -> bool:
+    """Serve a request for which all is imported. False if nobody is there any more."""
+    reply = ForkReply(error=error) if error else _serve(server, request, fds)
+    _close(fds)
+    try:
+        server.send(pickle.dumps(reply))
+    except OSError:
+        return False
+    return True
+
+
+def _fork_with_imports(
+    server: socket.socket, request: ForkRequest, fds: list[int], imports: list[str]
+) -> int | None:
+    """Have a fork of this process serve an order, with more imported.
+
+    Returns its pid, or None if the imports are not to be shared: then nothing has been served.
+    """
+    try:
+        read, write = os.pipe()
+    except OSError:
+        return None
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        return None
+    if pid == 0:
+        os.close(read)
+        _serve_order(server, request, fds, imports, parent, write)
+    os.close(write)
+    with open(read, "rb", buffering=0) as said, open(os.pidfd_open(pid), "rb") as ended:
+        waiting = select.poll()
+        for each in (said, ended):
+            waiting.register(each, select.POLLIN)
+        waiting.poll(IMPORT_S * 1000)
+        os.set_blocking(read, False)
+        if said.read(1) == _READY:
+            return pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _serve_order(
+    server: socket.socket,
+    request: ForkRequest,
+    fds: list[int],
+    imports: list[str],
+    parent: int,
+    write: int,
+) -> NoReturn:
+    """In a fork of the server: import, and if all is well serve this order to its end."""
+    code = 1
+    try:
+        die_with_parent(parent)
+        os.environ.update(request.env)
+        with contextlib.suppress(BaseException):  # each proc finds out for itself
+            if reason := import_for_all(imports):
+                say(f"slurmmesh host: each proc imports {', '.join(imports)}: it {reason}")
+            else:
+                os.write(write, _READY)
+                code = 0
+        os.close(write)
+        if code:  # what it has started ends with it
+            become_subreaper()
+            sweep_children()
+        taken: tuple[ForkRequest | TakeOutput, list[int]] | None = request, fds
+        while not code and taken:
+            order, fds = taken
+            assert isinstance(order, ForkRequest)
+            served = _answer(server, order, fds, _prepare(order, fds))
+            taken = _take(server) if served and order.more else None
+    finally:
+        os._exit(code)
 
 
 def _write_to(fds: list[int]) -> None:
@@ -70,15 +185,9 @@ def _write_to(fds: list[int]) -> None:
 
 
 def _serve(server: socket.socket, request: ForkRequest, fds: list[int]) -> ForkReply:
-    try:
-        os.chdir(request.cwd)
-        sys.path[:] = request.sys_path
-        _preload(request.preload)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, ValueError, OSError):
-                stream.flush()  # else each child would write it again
-    except BaseException as error:  # a module may do anything when it is imported
-        return ForkReply(error=f"{type(error).__name__}: {error}")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()  # else each child would write it again
     try:
         read, write = os.pipe()
     except OSError as error:

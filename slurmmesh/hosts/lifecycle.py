@@ -31,7 +31,14 @@ from slurmmesh.errors import (
 )
 from slurmmesh.hosts.casting import Casting, compact
 from slurmmesh.hosts.meshes import MeshRecord, RankRecord
-from slurmmesh.hosts.messages import ForgetMesh, ProcGone, ProcStarted, SignalProcs, SpawnProcs
+from slurmmesh.hosts.messages import (
+    ForgetMesh,
+    Imports,
+    ProcGone,
+    ProcStarted,
+    SignalProcs,
+    SpawnProcs,
+)
 from slurmmesh.hosts.relay import REQUESTS
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.supervision import (
@@ -114,9 +121,21 @@ class Lifecycle:
                 mesh.preload,
                 hosts if self.casting.by_tree else (),
                 mesh.bootstrap,
+                tuple(mesh.homes or ()) if mesh.expected or mesh.homes is None else None,
             )
             if host.lost is not None or not self._roster.tell(host, order):
                 self._reactor.call_soon(self._lose_ranks, mesh, host, incarnation)
+
+    def expect(self, mesh: MeshRecord, home: str = "") -> None:
+        """Have hosts import a module for ranks that are started from now on. With the lock held."""
+        if mesh.homes is None:
+            return
+        if home:
+            mesh.homes[home] = None
+        if not mesh.expected:
+            mesh.expected = True
+            for index in {record.host for record in mesh.ranks}:
+                self._roster.tell(self._hosts[index], Imports(mesh.id, tuple(mesh.homes)))
 
     def create(
         self, mesh: MeshRecord, frame: Frame, what: str, ranks: Sequence[int]
@@ -290,6 +309,7 @@ class Lifecycle:
             elif dead:
                 future.set_exception(dead[0].end.get(0))
             elif waiting:
+                self.expect(mesh)
                 mesh.starts.append((waiting, future))
             else:
                 future.set_result(True)

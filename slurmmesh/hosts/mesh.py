@@ -65,7 +65,7 @@ class HostMesh(Shaped):
         name: str = "procs",
         *,
         env: Mapping[str, str] | None = None,
-        preload: Sequence[str] = (),
+        preload: Sequence[str] | None = (),
         supervise: Supervision | None = None,
     ) -> ProcMesh:
         """Start procs on each host; returns at once.
@@ -81,7 +81,9 @@ class HostMesh(Shaped):
                 fail with ``ProcDied``, which has the last lines of the traceback.
             name: label for logs, errors and reports; two spawns of one name are two meshes.
             env: added to the environment of each proc.
-            preload: modules that each host imports once, before it forks the procs.
+            preload: modules that each host imports once, before it forks the procs. It does so,
+                too, with the module of the actors that are spawned next, if that bears it (see
+                docs/code.md) and there is no ``bootstrap``; None: it does not.
             supervise: what to do when procs die; None: nothing is restarted.
 
         Raises:
@@ -106,7 +108,12 @@ class HostMesh(Shaped):
             region,
             name,
             new_child(self._runtime),
-            ProcOptions(environment, tuple(preload), supervise, _packed(bootstrap)),
+            ProcOptions(
+                environment,
+                None if preload is None else tuple(preload),
+                supervise,
+                _packed(bootstrap),
+            ),
         )
         return ProcMesh(self._runtime, mesh, name, region, region)
 

@@ -100,7 +100,7 @@ class MeshCalls:
             return self.own.new_actor()
         return next(self._mesh(mesh).actors)
 
-    def create(self, frame: Frame, name: str, owner: Owner) -> Future[Any]:
+    def create(self, frame: Frame, name: str, owner: Owner, home: str) -> Future[Any]:
         """See ``Runtime.create``."""
         what = f"building {name!r}"
         if frame.mesh == self.own.mesh:
@@ -112,6 +112,7 @@ class MeshCalls:
                 raise mesh.over
             self._owners.new_actor(mesh.id, frame.actor, owner)
             mesh.created.append((frame, what))
+            self._life.expect(mesh, home)
             mesh.spawned[frame.actor] = SpawnedActor(name, owner, set(frame.ranks))
             return self._life.create(mesh, frame, what, frame.ranks)
 

@@ -57,6 +57,9 @@ class MeshRecord:
         starts: futures of ``initialized``, likewise.
         bootstrap: a pickled function that each proc runs first; empty for none.
         asked: indices of hosts that asked where it is.
+        homes: modules of its actors' classes, which hosts import for all ranks of theirs; None if
+            they are not to.
+        expected: whether hosts have been told of the first of them, or that none is to come.
     """
 
     id: int
@@ -78,6 +81,8 @@ class MeshRecord:
     over: SupervisionError | None = None
     deaths: deque[tuple[float, ExitCause]] = field(default_factory=lambda: deque(maxlen=8))
     asked: set[int] = field(default_factory=set)
+    homes: dict[str, None] | None = field(default_factory=dict)
+    expected: bool = False
 
     @property
     def is_gone(self) -> bool:

@@ -67,6 +67,7 @@ class SpawnProcs(NamedTuple):
         job: names the controller, see ``Runtime.job``.
         env: added to the environment of each.
         bootstrap: see ``ProcWelcome``.
+        imports: see ``Imports``; None: they will be told.
     """
 
     mesh: int
@@ -80,6 +81,14 @@ class SpawnProcs(NamedTuple):
     preload: tuple[str, ...]
     hosts: Sequence[int]
     bootstrap: bytes
+    imports: tuple[str, ...] | None = ()
+
+
+class Imports(NamedTuple):
+    """Procs that are to be started are going to import these modules: the host may do it once."""
+
+    mesh: int
+    modules: tuple[str, ...]
 
 
 class StopProcs(NamedTuple):
@@ -249,6 +258,9 @@ class ForkRequest(NamedTuple):
     Attributes:
         local_ranks: of the procs.
         env: added to the environment of each.
+        preload: modules to be imported before; if one cannot be, no proc is forked.
+        imports: modules to be imported before, for these procs alone, if they bear it.
+        more: the next request is of the same order.
     """
 
     local_ranks: tuple[int, ...]
@@ -257,6 +269,8 @@ class ForkRequest(NamedTuple):
     sys_path: tuple[str, ...]
     cwd: str
     host_pid: int
+    imports: tuple[str, ...] = ()
+    more: bool = False
 
 
 class TakeOutput(NamedTuple):
