@@ -133,7 +133,11 @@ static void *try_open(const char *name, int more_flags)
     void *handle = dlopen(name, RTLD_LAZY | RTLD_LOCAL | more_flags);
     if (handle == NULL) {
         const char *why = dlerror();
-        note("%s: %s\n", name, why != NULL ? why : "not found");
+        if (why == NULL) {
+            why = "not found";
+        }
+        const bool named = strncmp(why, name, strlen(name)) == 0;
+        note("%s%s%s\n", named ? "" : name, named ? "" : ": ", why);
     }
     return handle;
 }
@@ -248,6 +252,12 @@ static bool open_platform(int platform, const char *gpu_library, const char *ccl
         const enum sm_symbol_id symbol = (enum sm_symbol_id)i;
         state.functions[i] =
             find(state.handles[sm_symbol_library(symbol)], sm_symbol_name(symbol));
+    }
+    if (SM_FUNCTION(device_count) == NULL) {
+        note("%s: has no %s, so it is another kind of library\n", state.paths[SM_LIBRARY_GPU],
+             sm_symbol_name(SM_S_device_count));
+        close_all();
+        return false;
     }
     state.emulator = "";
     if (SM_FUNCTION(emulator_version) != NULL) {

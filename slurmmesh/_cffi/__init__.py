@@ -1,4 +1,6 @@
-"""Where the bridge to HIP, RCCL and their CUDA twins will be built from ``cbridge/``.
+"""The C bridge as Python modules, made from ``cbridge/`` by ``build.py`` at installation.
 
-Nothing is built here yet: this version runs on CPUs. See ``cbridge/README.md``.
+``_bridge`` finds its libraries at run time. ``_bridge_linked``, made where ROCm is, is the same
+and linked against it. Neither is there where no C compiler was; ``slurmmesh.gpu.library`` loads
+them and says so.
 """
