@@ -31,6 +31,11 @@ SOURCES = Path("cbridge")  # relative to the top of the repository, where a buil
 HEADER = "slurmmesh_bridge.h"
 LIBRARIES = ("amdhip64", "rccl")
 
+# Of capsule.h, for PyCapsule_New.
+CAPSULE = """
+extern const char sm_capsule_name[];
+void sm_capsule_end(void *capsule);
+"""
 # Using one function of each library keeps them among what the module needs, under --as-needed too.
 LINKED = """
 extern int hipGetDeviceCount(int *count);
@@ -40,8 +45,9 @@ __attribute__((used)) static int (*const sm_linked[])(int *) = {hipGetDeviceCoun
 
 
 def declarations() -> str:
-    """The header as cffi reads it: without lines for the preprocessor."""
-    return re.sub(r"^\s*#.*$", "", (SOURCES / HEADER).read_text(), flags=re.MULTILINE)
+    """The header as cffi reads it, without lines for the preprocessor; and the capsule's parts."""
+    header = (SOURCES / HEADER).read_text()
+    return re.sub(r"^\s*#.*$", "", header, flags=re.MULTILINE) + CAPSULE
 
 
 def wanted_platform() -> str:
@@ -149,7 +155,7 @@ def generate(name: str, path: Path) -> None:
     builder = FFI()
     builder.cdef(declarations())
     preamble = LINKED if name == "_bridge_linked" else ""
-    builder.set_source(f"slurmmesh._cffi.{name}", f'#include "{HEADER}"\n{preamble}')
+    builder.set_source(f"slurmmesh._cffi.{name}", f'#include "capsule.h"\n{preamble}')
     path.parent.mkdir(parents=True, exist_ok=True)
     builder.emit_c_code(str(path))
 
