@@ -1,12 +1,13 @@
-"""How many bytes of broadcasts go by the hosts to one mesh and have not arrived yet."""
+"""How many bytes go by the hosts to the ranks of one mesh and have not arrived yet."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 
 from slurmmesh.actors.future import Future
-from slurmmesh.wire.frames import Frame
+from slurmmesh.wire.driver import Driver
+from slurmmesh.wire.frames import STREAM, Frame, Kind
 from slurmmesh.wire.links import HIGH_WATER
 
 _MARK_EVERY = HIGH_WATER // 8
@@ -17,33 +18,77 @@ _FRAME = 256
 class Backlog:
     """Keeps a sender from filling the hosts' memory where a proc does not read.
 
-    Now and then a broadcast is marked: of that one the sender wants to know when all ranks have
-    got it. Those before it have arrived by then, too. From any thread; numbers may be a little off
-    where several send.
+    Now and then a marker follows a message to the same ranks: what went to a rank before has
+    arrived when the marker has. From any thread; numbers may be a little off where several send.
+
+    Args:
+        driver: of the loop by which the news of arrivals comes, if those who wait run it.
     """
 
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._marked: collections.deque[tuple[int, Future[None]]] = collections.deque()
+    def __init__(self, driver: Driver | None) -> None:
+        self._driver = driver
+        self._lock = threading.RLock()
+        # For each rank the bytes since its last marker, and those up to it that are under way.
+        self._unmarked: dict[int, int] = {}
+        self._marked: dict[int, int] = {}
+        self._waiting: list[tuple[Sequence[int], Future[None]]] = []
 
-    def count(self, frame: Frame) -> bool:
-        """Count a broadcast that is about to be sent; whether it should be marked."""
-        size = len(frame.body) + sum(memoryview(each).nbytes for each in frame.buffers)
-        self._bytes += _FRAME + size
-        return self._bytes >= _MARK_EVERY
+    def count(self, frame: Frame) -> dict[int, int]:
+        """Count a message that is about to be sent.
 
-    def mark(self, arrived: Future[None]) -> None:
-        """Mark it: ``arrived`` is done when it has arrived everywhere, or never will."""
-        size, self._bytes = self._bytes, 0
-        self._marked.append((size, arrived))
+        Returns, if a marker should follow it, the bytes that this one stands for, by rank.
+        """
+        size = _FRAME + len(frame.body) + sum(memoryview(each).nbytes for each in frame.buffers)
+        with self._lock:
+            unmarked, most = self._unmarked, 0
+            for rank in frame.ranks:
+                unmarked[rank] = waiting = unmarked.get(rank, 0) + size
+                if waiting > most:
+                    most = waiting
+            if most < _MARK_EVERY:
+                return {}
+            return {rank: unmarked.pop(rank) for rank in frame.ranks}
 
-    def wait(self) -> None:
-        """Wait until what is marked and under way is less than ``HIGH_WATER``."""
-        while True:
-            under_way = [each for each in list(self._marked) if not each[1].done()]
-            if sum(size for size, _ in under_way) < HIGH_WATER:
-                break
-            under_way[0][1].wait()
-        with contextlib.suppress(IndexError):  # another thread drops them as well
-            while self._marked[0][1].done():
-                self._marked.popleft()
+    def wait(self, ranks: Sequence[int], timeout: float | None = None) -> None:
+        """Wait until less than ``HIGH_WATER`` is marked and under way to each of these ranks.
+
+        At most ``timeout`` seconds.
+        """
+        room: Future[None] = Future("room", self._driver)
+        with self._lock:
+            if self._is_full(ranks):
+                self._waiting.append((ranks, room))
+            else:
+                room.set_result(None)
+        room.wait(timeout)
+
+    def mark(self, sizes: Mapping[int, int]) -> None:
+        """A marker for so many bytes is about to be sent."""
+        with self._lock:
+            for rank, size in sizes.items():
+                self._marked[rank] = self._marked.get(rank, 0) + size
+
+    def arrived(self, sizes: Mapping[int, int], ranks: Iterable[int]) -> None:
+        """Such a marker has arrived at some of its ranks, or never will."""
+        with self._lock:
+            for rank in ranks:
+                left = self._marked.pop(rank) - sizes[rank]
+                if left:
+                    self._marked[rank] = left
+            released = [each for each in self._waiting if not self._is_full(each[0])]
+            self._waiting = [each for each in self._waiting if each not in released]
+        for _, room in released:
+            room.set_result(None)
+
+    def _is_full(self, ranks: Sequence[int]) -> bool:
+        return any(self._marked.get(rank, 0) >= HIGH_WATER for rank in ranks)
+
+
+def marker(mesh: int, ranks: Sequence[int], call: int) -> Frame:
+    """The frame of a marker: a cast to no actor, which the hosts pass on and no proc is given."""
+    return Frame(Kind.CAST, call=call, mesh=mesh, ranks=ranks, flags=STREAM)
+
+
+def is_marker(frame: Frame) -> bool:
+    """Whether only the news of its arrival is wanted."""
+    return frame.kind is Kind.CAST and not frame.actor

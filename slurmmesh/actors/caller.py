@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmmesh.actors.backlog import Backlog
+from slurmmesh.actors.backlog import Backlog, marker
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.deadlines import Deadlines, too_late
 from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
@@ -115,7 +115,6 @@ class Caller:
             frame = replace(frame, flags=frame.flags | STREAM)
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
-        self._dispatch(frame, call, placed, apart, over)
         self._limit(
             timeout,
             what,
@@ -124,6 +123,7 @@ class Caller:
             lambda error: self.book.fail(call, error),
             future,
         )
+        self._dispatch(frame, call, placed, apart, over, timeout)
         return future
 
     def stream(
@@ -140,7 +140,6 @@ class Caller:
         futures: list[Future[Any]] = [Future(what, self.book.driver) for _ in frame.ranks]
         placed, apart = self._divide(frame)
         call = self.book.open_stream(frame.mesh, frame.ranks, _in_order(futures), placed)
-        self._dispatch(frame, call, placed, apart, over)
         self._limit(
             timeout,
             what,
@@ -149,6 +148,7 @@ class Caller:
             lambda error: self.book.fail(call, error),
             futures[-1],
         )
+        self._dispatch(frame, call, placed, apart, over, timeout)
         return futures
 
     def _dispatch(
@@ -157,7 +157,8 @@ class Caller:
         call: int,
         placed: dict[int, Place],
         apart: dict[int, DirectLink],
-        over: Over,
+        over: Over = lambda: None,
+        timeout: float | None = None,
     ) -> None:
         """Send a call or a cast that is in the book, divided as ``_divide`` says."""
         # Open first, then look: whoever ends the mesh says so first and then fails what is open.
@@ -173,10 +174,33 @@ class Caller:
                     del apart[rank]
                     self._depart(frame.mesh, rank, placed)
             if len(apart) < len(frame.ranks):
-                self._by_hosts(_without(frame, apart, call))
+                self._send_by_hosts(_without(frame, apart, call), timeout)
         except BaseException as failed:  # an interrupt, or a frame over the limits
             self.book.fail(call, failed, frame.ranks)
             raise
+
+    def _send_by_hosts(self, frame: Frame, timeout: float | None) -> None:
+        """Waits while much that went to these ranks has not arrived, because a proc does not read.
+
+        Not in a loop's thread, nor in a signal handler that came while this was at work; nor
+        longer than ``timeout`` seconds.
+        """
+        mesh, ranks = frame.mesh, frame.ranks
+        backlog = self._backlogs.get(mesh)
+        if backlog is None:
+            backlog = self._backlogs.setdefault(mesh, Backlog(self.book.driver))
+        sizes = backlog.count(frame)
+        if sizes and not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
+            backlog.wait(ranks, timeout)
+        self._by_hosts(frame)
+        if sizes:
+            backlog.mark(sizes)
+            call = self.book.open_marker(mesh, ranks, functools.partial(backlog.arrived, sizes))
+            try:
+                self._by_hosts(marker(mesh, ranks, call))
+            except BaseException as failed:
+                self.book.fail(call, failed, ranks)
+                raise
 
     def _limit(
         self,
@@ -199,28 +223,16 @@ class Caller:
         last.add_waker(self._deadlines.add(timeout, expire).met)
 
     def cast(self, frame: Frame) -> None:
-        """Send a CAST to its ranks.
-
-        Waits while many bytes of casts to that mesh have not arrived: a proc does not read. Not in
-        a loop's thread, nor in a signal handler that came while this was at work.
-        """
+        """Send a CAST to its ranks."""
         direct = self._direct(frame)
         if direct is not None:
             with contextlib.suppress(LinkClosed):
                 _send(direct, frame, None)
                 return
-        backlog = self._backlogs.get(frame.mesh) or self._backlogs.setdefault(frame.mesh, Backlog())
-        marked = backlog.count(frame)
-        if marked and not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
-            backlog.wait()
         placed, apart = self._divide(frame)
         ranks = [*placed, *apart]
-        if marked:
-            call, arrived = self.book.open_marked_cast(frame.mesh, frame.ranks, placed)
-            backlog.mark(arrived)
-        else:
-            call = self.book.open_cast(frame.mesh, ranks, placed) if ranks else 0
-        self._dispatch(frame, call, placed, apart, lambda: None)
+        call = self.book.open_cast(frame.mesh, ranks, placed) if ranks else 0
+        self._dispatch(frame, call, placed, apart)
 
     def connected(
         self,

@@ -53,26 +53,21 @@ class _Open:
         return None
 
 
-class _MarkedCast(_Open):
-    """A cast whose sender wants to know when all ranks have got it, or never will."""
+class _OpenMarker(_Open):
+    """A cast of which ``arrived`` is told which ranks have got it, or never will."""
 
     def __init__(
-        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place], arrived: Future[None]
+        self, mesh: int, ranks: Sequence[int], arrived: Callable[[list[int]], Any]
     ) -> None:
-        super().__init__(mesh, ranks, places)
+        super().__init__(mesh, ranks, {})
+        self.ranks = ranks
         self.arrived = arrived
 
     def answered(self, indices: list[int], value: Any) -> Then | None:
-        return None if self.slots else self._tell
+        return functools.partial(self.arrived, [self.ranks[index] for index in indices])
 
     def failed(self, indices: list[int], error: BaseException) -> Then | None:
-        if self.slots and indices:
-            return None
-        self.over = True
-        return self._tell
-
-    def _tell(self) -> None:
-        self.arrived.set_result(None)
+        return self.answered(indices, None)
 
 
 class _OpenCall(_Open):
@@ -186,15 +181,11 @@ class CallBook:
         """Note a cast, to tell these places when it is known to have arrived; returns its id."""
         return self._note(_Open(mesh, ranks, places))
 
-    def open_marked_cast(
-        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]
-    ) -> tuple[int, Future[None]]:
-        """The same; also returns a future that is done when all ranks have got it, or never will.
-
-        It has no error.
-        """
-        arrived: Future[None] = Future("a broadcast", self.driver)
-        return self._note(_MarkedCast(mesh, ranks, places, arrived)), arrived
+    def open_marker(
+        self, mesh: int, ranks: Sequence[int], arrived: Callable[[list[int]], Any]
+    ) -> int:
+        """Note a cast; ``arrived`` is told of each rank that has got it, or never will."""
+        return self._note(_OpenMarker(mesh, ranks, arrived))
 
     def _note(self, opened: _Open) -> int:
         call = next(self._ids)

@@ -251,7 +251,7 @@ class Controller(MeshCalls):
         # To all first, then wait: the hosts take large payloads side by side.
         mesh = self._life.meshes.get(frame.mesh)
         if mesh is None:
-            self._book.fail(frame.call, self._life.why_over(frame.mesh))
+            self._book.fail(frame.call, self._life.why_over(frame.mesh), frame.ranks)
             return
         for link, position in self._life.post(mesh, frame):
             link.wait_for_room(frame, position)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slurmmesh.actors.backlog import is_marker
 from slurmmesh.actors.failure import Failure
 from slurmmesh.errors import MeshStopped, ProcDied, SupervisionError
 from slurmmesh.hosts.messages import HostWelcome, ProcGone, SpawnProcs
@@ -98,10 +99,17 @@ class Passing:
             proc = self._procs.get((frame.mesh, rank))
             if proc is None:
                 missing.append(rank)
-            elif proc.send_encoded(parts[0]) if len(parts) == 1 else proc.send(frame):
-                there.append(rank)
+                continue
+            if is_marker(frame):
+                pass
+            elif len(parts) == 1:
+                proc.send_encoded(parts[0])
             else:
+                proc.send(frame)
+            if proc.has_unsent:
                 proc.when_sent(functools.partial(sent, [rank]))
+            else:
+                there.append(rank)
         if there:
             sent(there)
         return missing

@@ -111,17 +111,20 @@ class HostedProc:
         if level is not None:
             self.send(Frame(Kind.CONTROL, dumps(WriteLogs(level))[0]))
 
-    def send(self, frame: Frame) -> bool:
-        """Send it a frame; one that is dying does not get it. False if some of it has to wait."""
+    def send(self, frame: Frame) -> None:
+        """Send it a frame; one that is dying does not get it."""
         with contextlib.suppress(LinkClosed):
             self._link.post(frame)
-        return not self._link.has_unsent
 
-    def send_encoded(self, data: Buffer) -> bool:
+    def send_encoded(self, data: Buffer) -> None:
         """``send`` of a frame that is encoded already."""
         with contextlib.suppress(LinkClosed):
             self._link.post_encoded(data)
-        return not self._link.has_unsent
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether some of what it was sent has to wait for it to read."""
+        return self._link.has_unsent
 
     def post(self, frame: Frame) -> None:
         """Send it a frame; see ``Way``."""

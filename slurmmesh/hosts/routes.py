@@ -60,8 +60,8 @@ class Routes(Container[int]):
         locate: the hosts of these ranks of a mesh, with their ranks.
         link_to: the link to a host; LinkClosed where there is none.
         refuse: the ERROR frame for a rank whose host is lost.
-        answer: told each answer once, without a lock held; for a cast, a DELIVERED when all ranks
-            have got it.
+        answer: told each answer once, without a lock held; of a cast, once of each rank that it
+            has got it, by a DELIVERED.
         may_wait: whether the calling thread may wait for room.
     """
 
@@ -181,7 +181,10 @@ class Routes(Container[int]):
     def _try(self, frame: Frame, straight: bool) -> list[tuple[Way, Any]] | None:
         """Send it; None if that could be out of order."""
         hosts = self._locate(frame.mesh, frame.ranks)
-        refused = [rank for host in self._lost & hosts.keys() for rank in hosts.pop(host)]
+        if hosts:
+            refused = [rank for host in self._lost & hosts.keys() for rank in hosts.pop(host)]
+        else:
+            refused = list(frame.ranks)  # the mesh is over, and forgotten
         fan_out = len(hosts) if straight else self._fan_out
         paths = self._paths_to(tuple(hosts), fan_out)
         if paths is None:
@@ -242,12 +245,10 @@ class Routes(Container[int]):
 
     def _note(self, sent: _Sent, ups: Iterable[Frame]) -> None:
         """What came of a request: news for the caller, and perhaps its end."""
-        self._unheard += [frame for frame in ups if frame.kind is not Kind.DELIVERED]
+        is_cast = sent.frame.kind is Kind.CAST
+        self._unheard += [frame for frame in ups if is_cast or frame.kind is not Kind.DELIVERED]
         if not (sent.gather.under_way or sent.delivered):
             sent.delivered = True
-            if sent.frame.kind is Kind.CAST:
-                ranks = sent.gather.known
-                self._unheard.append(Frame(Kind.DELIVERED, call=sent.frame.call, ranks=ranks))
             self._delivered(sent)
         if sent.gather.done and self._sent.pop(sent.frame.call, None) is not None:
             self._closer.close(sent.frame.call, sent.heads)

@@ -120,11 +120,6 @@ class Gather:
         return bool(self._on_the_way)
 
     @property
-    def known(self) -> tuple[int, ...]:
-        """The ranks it was passed on to."""
-        return tuple(self._known)
-
-    @property
     def keeps(self) -> bool:
         """It keeps what went up."""
         return self._kept is not None
@@ -223,7 +218,7 @@ class Gather:
         return merger.frame(*self._id)
 
     def _up(self, ups: list[Frame]) -> list[Frame]:
-        if self._delivered and not self._on_the_way:
+        if self._delivered and not (self._merge and self._on_the_way):
             ups.insert(0, self._frame(Kind.DELIVERED, self._delivered))
             self._delivered = []
         if self._merger.ranks and not self._owed:

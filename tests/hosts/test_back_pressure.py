@@ -15,7 +15,7 @@ import pytest
 
 import slurmmesh as sm
 from slurmmesh.actors import backlog
-from slurmmesh.errors import ProcDied
+from slurmmesh.errors import CallTimeout, ProcDied
 from slurmmesh.wire import batches, links
 
 ROOM = 1 << 20
@@ -56,6 +56,13 @@ def waits_for_room(thread: int | None) -> bool:
     return queued() > ROOM and waits_in(thread, batches.BatchLink.make_room)
 
 
+def send_large(mesh: Any, ways: str, number: int) -> Any:
+    """What goes by the hosts; returns what will have an answer of each rank."""
+    if ways == "broadcasts":
+        return mesh.tell.broadcast(number, LARGE)
+    return mesh.hear.call(number, LARGE) if ways == "calls" else mesh.hear.stream(number, LARGE)
+
+
 class Told(sm.Actor):
     """Keeps what it is told."""
 
@@ -66,6 +73,11 @@ class Told(sm.Actor):
     def tell(self, number: int, payload: bytes = b"") -> bytes:
         self.told.append(number)
         return payload
+
+    @sm.endpoint
+    def hear(self, number: int, payload: bytes) -> int:
+        self.told.append(number)
+        return number
 
     @sm.endpoint
     def all(self) -> list[int]:
@@ -90,9 +102,8 @@ class Teller(sm.Actor):
         self.answers: list[Any] = []
 
     @sm.endpoint
-    def broadcast(self, mesh: Any, number: int) -> None:
-        for index in range(number):
-            mesh.tell.broadcast(index, LARGE)
+    def send(self, mesh: Any, ways: str, number: int) -> None:
+        self.answers = [send_large(mesh, ways, index) for index in range(number)]
 
     @sm.endpoint
     def call(self, one: Any, number: int) -> None:
@@ -198,9 +209,10 @@ def test_small_messages_to_a_proc_that_does_not_read_wait(hosts, wait_until, way
     assert [len(each.get(60)) for each in futures] == [SMALL] * len(futures)
 
 
+@pytest.mark.parametrize("ways", ["calls", "streams", "broadcasts"])
 @pytest.mark.parametrize("sender", ["controller", "proc"])
-def test_broadcasts_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_until, sender):
-    mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
+def test_messages_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_until, sender, ways):
+    mesh = hosts.spawn_procs({"gpus": 4}, name="deaf").spawn("told", Told)
     procs = hosts.spawn_procs(name="other")
     teller = procs.spawn("teller", Teller)
     watcher = procs.spawn("watcher", Watcher)
@@ -211,11 +223,10 @@ def test_broadcasts_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_u
 
     def send() -> None:
         if sender == "proc":
-            teller.broadcast.call_one(mesh, number).get(60)
+            teller.send.call_one(mesh, ways, number).get(60)
             return
         for index in range(number):
-            mesh.tell.broadcast(index, LARGE)
-            sent.append(index)
+            sent.append(send_large(mesh, ways, index))
 
     with in_thread(send) as thread, stopped(pids[1]):
         before = resident(agent)
@@ -228,11 +239,21 @@ def test_broadcasts_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_u
             assert teller.pid.call_one().get(60)
         assert resident(agent) - before < 16 * ROOM < number * len(LARGE)
         assert mesh.slice(gpus=0).pid.call_one().get(60) == pids[0]
+        others = mesh.slice(gpus=slice(2, 4))
+        for index in range(number):
+            answers = send_large(others, "calls", -index)
+        assert answers.get(60).values() == [1 - number] * 2
     numbers = list(range(number))
-    wait_until(lambda: mesh.all.call().get(60).values() == [numbers] * 2)
+    wait_until(lambda: mesh.slice(gpus=0).all.call_one().get(60) == numbers)
+    told = mesh.all.call().get(60).values()
+    assert told[1] == numbers
+    assert [[each for each in one if each > 0] for one in told[2:]] == [numbers[1:]] * 2
+    if ways == "calls" and sender == "controller":
+        assert [each.get(60).values() for each in sent] == [[index] * 4 for index in numbers]
 
 
-def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until):
+@pytest.mark.parametrize("ways", ["calls", "broadcasts"])
+def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways):
     mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
     pids = mesh.pid.call().get(60).values()
     ends = threading.Event()
@@ -240,7 +261,7 @@ def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until):
     def send() -> None:
         with contextlib.suppress(ProcDied):
             while not ends.is_set():
-                mesh.tell.broadcast(0, LARGE)
+                send_large(mesh, ways, 0)
 
     with in_thread(send) as thread, stopped(pids[1]):
         wait_until(lambda: waits_in(thread.ident, backlog.Backlog.wait))
@@ -248,6 +269,23 @@ def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until):
         with pytest.raises(ProcDied):
             mesh.pid.call().get(60)
         ends.set()
+
+
+def test_a_deadline_ends_the_wait_for_a_rank_that_does_not_read(hosts, wait_until):
+    mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
+    pids = mesh.pid.call().get(60).values()
+    calls = []
+
+    def send() -> None:
+        for index in range(3 * ROOM // len(LARGE)):
+            calls.append(mesh.hear.options(timeout=0.05).call(index, LARGE))
+
+    with stopped(pids[1]):
+        with in_thread(send):
+            pass
+        errors = [each.exception(60) for each in calls]
+        assert {type(error) for error in errors} == {CallTimeout}
+    assert mesh.all.call().get(60).values() == [list(range(len(calls)))] * 2
 
 
 def test_answers_to_a_proc_that_does_not_read_wait(hosts, wait_until, tmp_path):

@@ -227,8 +227,9 @@ def check(net: Net, sent: dict[int, Frame]) -> None:
             if body == b"dead":
                 host = rank // net.per_host
                 assert host not in net.alive or rank in net.procs[host].gone
-        delivered = [frame for frame in net.answers[call] if frame.kind is Kind.DELIVERED]
-        assert len(delivered) == (frame.kind is Kind.CAST)
+        told = [answer for answer in net.answers[call] if answer.kind is Kind.DELIVERED]
+        delivered = sorted(rank for answer in told for rank in answer.ranks)
+        assert delivered == (sorted(frame.ranks) if frame.kind is Kind.CAST else [])
         assert call not in net.top
     for host in net.alive:
         for rank in range(host * net.per_host, (host + 1) * net.per_host):
