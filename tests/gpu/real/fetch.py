@@ -51,8 +51,9 @@ class Failed(Exception):
     """A source cannot be had; the text says why."""
 
 
-def run(*command: str, folder: Path | None = None, **environment: str) -> str:
-    """What a command prints. Failed, with what it said last."""
+def run(*command: str, name: str = "", folder: Path | None = None, **environment: str) -> str:
+    """What a command prints. Failed, with the first error that it told; ``name``: for a person."""
+    name = name or " ".join(command[:2])
     try:
         done = subprocess.run(
             command,
@@ -64,11 +65,11 @@ def run(*command: str, folder: Path | None = None, **environment: str) -> str:
             timeout=LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]} did not end within {LIMIT_S} s") from None
+        raise Failed(f"{name} did not end within {LIMIT_S} s") from None
     if done.returncode != 0:
         lines = (done.stdout + done.stderr).strip().splitlines() or ["it said nothing"]
-        errors = [line for line in lines if line.startswith(("E:", "ERROR:"))] or lines
-        raise Failed(f"{' '.join(command[:3])} failed: {errors[-1]}")
+        errors = [line for line in lines if line.startswith(("E:", "ERROR:"))] or lines[-1:]
+        raise Failed(f"{name} failed: {errors[0]}")
     return done.stdout
 
 
@@ -138,6 +139,7 @@ def fetch_pypi(source: Source, folder: Path, pip_args: Sequence[str]) -> dict[st
     run(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
         *("--no-deps", "--only-binary=:all:", "--dest", str(wheels), *pip_args, *source.packages),
+        name="pip download",
     )
     versions = {}
     for wheel in sorted(wheels.glob("*.whl")):

@@ -13,10 +13,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = Path(os.environ.get("SLURMMESH_TEST_LIBRARIES") or ROOT / ".cache" / "gpu-libraries")
@@ -67,35 +65,41 @@ class NotFetched(Exception):
 
 @dataclass(frozen=True)
 class Libraries:
-    """What was unpacked from one source."""
+    """What was unpacked from a source, or from several."""
 
     name: str
-    folder: Path
+    roots: tuple[Path, ...]
     packages: dict[str, str]
     """Package -> version, those that were depended on too."""
+
+    def __add__(self, other: Libraries) -> Libraries:
+        packages = {**self.packages, **other.packages}
+        return Libraries(f"{self.name}+{other.name}", (*self.roots, *other.roots), packages)
+
+    def _matching(self, *patterns: str) -> tuple[Path, ...]:
+        return tuple(
+            path
+            for root in self.roots
+            for pattern in patterns
+            for path in sorted(root.glob(pattern))
+        )
 
     @functools.cached_property
     def loader(self) -> Path | None:
         """The dynamic loader that belongs to these libraries; None: this machine's will do."""
-        for pattern in ("usr/lib/*/ld-linux-*.so.*", "lib/*/ld-linux-*.so.*"):
-            for path in sorted(self.folder.glob(pattern)):
-                return path.resolve()
-        return None
+        found = self._matching("usr/lib/*/ld-linux-*.so.*", "lib/*/ld-linux-*.so.*")
+        return found[0] if found else None
 
     @functools.cached_property
     def folders(self) -> tuple[Path, ...]:
         """Where the shared objects are."""
-        patterns = (
-            *("usr/lib/*-linux-gnu*", "lib/*-linux-gnu*", "usr/lib/*/nvidia/current"),
-            "nvidia/*/lib",
-        )
-        return tuple(path for pattern in patterns for path in sorted(self.folder.glob(pattern)))
+        debian = ("usr/lib/*-linux-gnu*", "lib/*-linux-gnu*", "usr/lib/*/nvidia/current")
+        return self._matching(*debian, "nvidia/*/lib")
 
     @functools.cached_property
     def includes(self) -> tuple[Path, ...]:
         """Where the headers are."""
-        patterns = ("usr/include", "nvidia/*/include")
-        return tuple(path for pattern in patterns for path in sorted(self.folder.glob(pattern)))
+        return self._matching("usr/include", "nvidia/*/include")
 
     def file(self, pattern: str) -> Path:
         """The one shared object or header of that name, links followed. FileNotFoundError."""
@@ -109,9 +113,14 @@ class Libraries:
         return found.pop()
 
     def python(self, *arguments: str) -> list[str]:
-        """A command that runs this Python with these libraries, given ``environment()``."""
+        """A command that runs this Python with these libraries, given ``environment()``.
+
+        NVIDIA's libcuda, run by root, makes device files in /dev when there are none: it may not.
+        """
         if self.loader is None:
-            return [sys.executable, *arguments]
+            makes_devices = "libcuda1" in self.packages and os.geteuid() == 0
+            prevent = ["setpriv", "--bounding-set", "-mknod"] if makes_devices else []
+            return [*prevent, sys.executable, *arguments]
         path = ":".join(map(str, self.folders))
         run_on = [str(self.loader), "--argv0", sys.executable, "--library-path", path]
         return [*run_on, sys.executable, *arguments]
@@ -121,20 +130,20 @@ class Libraries:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURMMESH_")}
         if self.loader is None:
             kept["LD_LIBRARY_PATH"] = ":".join(map(str, self.folders))
-        return {**kept, **more}
+        return {**kept, "NCCL_SOCKET_IFNAME": "lo", **more}
 
-    def answers(self, code: str, **environment: str) -> Any:
-        """What Python code prints as JSON in a process that loads these libraries."""
-        return _json_of(self.python("-c", code), self.environment(**environment))
+    def run(self, *arguments: str, **environment: str) -> str:
+        """What a run of Python with these libraries prints. AssertionError if it fails."""
+        return output(self.python(*arguments), self.environment(**environment))
 
 
-def _json_of(command: list[str], environment: Mapping[str, str]) -> Any:
+def output(command: list[str], environment: dict[str, str]) -> str:
+    """What a command prints, run in the project's folder. AssertionError if it fails."""
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
-    if done.returncode != 0:
-        raise AssertionError(f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return json.loads(done.stdout)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def find(name: str, cache: Path = CACHE) -> Libraries:
@@ -150,7 +159,7 @@ def find(name: str, cache: Path = CACHE) -> Libraries:
         ) from None
     if record["asked"] != list(source.packages):
         raise NotFetched(f"the libraries {name} are out of date: run `make gpu-libraries`")
-    return Libraries(name, folder, record["packages"])
+    return Libraries(name, (folder,), record["packages"])
 
 
 def reason_file(source: Source, cache: Path = CACHE) -> Path:

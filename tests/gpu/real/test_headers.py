@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.real.exports import exported
 from tests.gpu.real.libraries import ROOT, Libraries
 
 HERE = Path(__file__).parent
@@ -124,15 +125,6 @@ def declared(libraries: Libraries, header: Header) -> set[str]:
     return called & functions(header.platform, header.kind).keys()
 
 
-def exported(library: Path) -> set[str]:
-    """The functions that a shared object has."""
-    done = subprocess.run(
-        ["nm", "--dynamic", "--defined-only", str(library)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return {line.split()[-1].partition("@")[0] for line in done.stdout.splitlines()}
-
-
 def check_calls(libraries: Libraries, include: str, names: dict[str, str], folder: Path) -> str:
     """What the compiler says against the bridge's types of these functions of a header."""
     checks = folder / "checks.h"
@@ -175,7 +167,7 @@ def test_the_check_of_calls_sees_a_difference(theirs: str, alike: bool, tmp_path
     (tmp_path / "header.h").write_text(
         f"struct Id {{ char bytes[128]; }}; enum Enum {{ one }}; extern int other; {theirs};\n"
     )
-    wrong = check_calls(Libraries("none", tmp_path, {}), "header.h", {"f": "ccl_init"}, tmp_path)
+    wrong = check_calls(Libraries("none", (tmp_path,), {}), "header.h", {"f": "ccl_init"}, tmp_path)
     assert (wrong == "") == alike
     assert alike or "f is called otherwise" in wrong
 
