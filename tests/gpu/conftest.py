@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.emulator import build
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -1,0 +1,153 @@
+"""Addresses of a device and the memory mapped there: made, added to and freed without a leak.
+
+All of it that the bridge knows as an owner (``sm_owner``), which frees it when the last of its
+holders lets go: the range itself, and tensors of it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slurmmesh.errors import GpuError
+from slurmmesh.gpu.library import Library
+
+_READ_WRITE = 3  # enum sm_access
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A part of device memory that was made at once, and is shared as one.
+
+    Attributes:
+        offset: of its first byte in the memory.
+        size: in bytes.
+    """
+
+    offset: int
+    size: int
+
+
+class Range:
+    """Reserved addresses, and extents of memory from the first address on.
+
+    Its methods are not to run at the same time. Sizes are multiples of the granularity.
+
+    Attributes:
+        address: the first.
+        capacity: bytes of addresses.
+        extents: what is mapped, in order.
+        owner: a ``sm_owner *``.
+    """
+
+    def __init__(self, library: Library, device: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.extents: list[Extent] = []
+        self._library = library
+        self._handles: list[int] = []
+        self._reached_by = [device]
+        address = library.ffi.new("uint64_t *")
+        owner = library.ffi.new("sm_owner **")
+        try:
+            library.call("sm_memory_reserve", capacity, 0, 0, address)
+            library.call("sm_owner_new", device, address[0], capacity, owner)
+            self.address = int(address[0])
+            self.owner = owner[0]
+            self._dropping = weakref.finalize(self, _drop, library, self.owner)
+        except BaseException:
+            if owner[0] != library.ffi.NULL:
+                library.lib.sm_owner_drop(owner[0], library.ffi.NULL)
+            elif address[0]:
+                library.lib.sm_memory_address_free(address[0], capacity, library.ffi.NULL)
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes that are mapped."""
+        return self.extents[-1].offset + self.extents[-1].size if self.extents else 0
+
+    @property
+    def dropped(self) -> bool:
+        return not self._dropping.alive
+
+    @property
+    def tensors(self) -> int:
+        """Holders besides this one."""
+        return int(self._library.lib.sm_owner_holders(self.owner)) - 1
+
+    def drop(self) -> None:
+        """Let go of it; the last holder frees it. A second time does nothing."""
+        self._dropping()
+
+    def create(self, size: int, rdma: bool) -> None:
+        """Map new memory behind what is there. If that fails, nothing has changed."""
+        self._add(
+            size,
+            lambda handle: self._library.call(
+                "sm_memory_create", self._reached_by[0], size, int(rdma), handle
+            ),
+        )
+
+    def import_(self, size: int, fd: int) -> None:
+        """As ``create``, with the memory behind a descriptor."""
+        self._add(size, lambda handle: self._library.call("sm_memory_import_fd", fd, handle))
+
+    def _add(self, size: int, obtain: Callable[[Any], None]) -> None:
+        library, null = self._library, self._library.ffi.NULL
+        handle = library.ffi.new("uint64_t *")
+        extent = Extent(self.size, size)
+        at = self.address + extent.offset
+        mapped = False
+
+        def undo() -> None:
+            if mapped:
+                library.lib.sm_memory_unmap(at, size, null)
+            if handle[0]:
+                library.lib.sm_memory_release(handle[0], null)
+
+        try:
+            obtain(handle)
+            library.call("sm_memory_map", at, size, handle[0])
+            mapped = True
+            # This device comes last: where the library keeps one answer for all, it is this one.
+            for device in reversed(self._reached_by):
+                self._set_access(device, extent.offset + size)
+        except BaseException:
+            undo()
+            raise
+        try:
+            library.call("sm_owner_add", self.owner, at, size, handle[0])
+        except GpuError:
+            undo()
+            raise
+        self._handles.append(int(handle[0]))
+        self.extents.append(extent)
+
+    def _set_access(self, device: int, size: int) -> None:
+        # From the start on: before 7.2 HIP takes no other range, unless extents are of one size.
+        self._library.call("sm_memory_set_access", self.address, size, device, _READ_WRITE)
+
+    def allow(self, device: int) -> None:
+        """Let another device use what is there and what is added later."""
+        if device not in self._reached_by:
+            self._set_access(device, self.size)
+            self._reached_by.append(device)
+
+    def export(self) -> tuple[int, ...]:
+        """A descriptor for each extent, which are the caller's."""
+        fds: list[int] = []
+        try:
+            for handle in self._handles:
+                fds.append(self._library.ask("sm_memory_export_fd", handle))
+        except BaseException:
+            for one in fds:
+                os.close(one)
+            raise
+        return tuple(fds)
+
+
+def _drop(library: Library, owner: Any) -> None:
+    library.call("sm_owner_drop", owner)
