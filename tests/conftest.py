@@ -50,6 +50,12 @@ WARM_MEMORY = "/memfd:slurmmesh"
 # Caches that libraries make in the temp folder once for all later runs.
 CACHE_FILES = ("pytest-of-", "torchinductor_", "matplotlib-")
 
+# Option, the mark of tests that then must not be skipped, and what they need.
+REQUIRED = (
+    ("--require-slurm", "slurm", "Slurm"),
+    ("--require-cuda", "requires_cuda", "an NVIDIA GPU"),
+)
+
 # In the environment of a worker of pytest-xdist, until it has read it.
 _WORKERS_TEMP = "SLURMMESH_TESTS_TEMP"
 
@@ -446,6 +452,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a test marked slurm that is skipped fails: a run with Slurm must not pass without it",
     )
     parser.addoption(
+        "--require-cuda",
+        action="store_true",
+        help="a test marked requires_cuda that is skipped fails: a run on an NVIDIA GPU",
+    )
+    parser.addoption(
         "--closing-time",
         type=float,
         default=5.0,
@@ -467,11 +478,12 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    required = item.config.getoption("--require-slurm") and item.get_closest_marker("slurm")
-    if required and report.skipped and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        report.outcome = "failed"
-        report.longrepr = f"skipped, but this run requires Slurm: {reason}"
+    for option, marker, what in REQUIRED:
+        required = item.config.getoption(option) and item.get_closest_marker(marker)
+        if required and report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            report.outcome = "failed"
+            report.longrepr = f"skipped, but this run requires {what}: {reason}"
     return report
 
 

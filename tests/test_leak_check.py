@@ -84,7 +84,7 @@ import pytest
 def test_needs_slurm():
     pytest.skip("no slurmctld")
 
-@pytest.mark.requires_mi300
+@pytest.mark.requires_cuda
 def test_needs_a_gpu():
     pytest.skip("no GPU")
 """
@@ -149,11 +149,20 @@ def test_a_crash_of_a_worker_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_skipped_slurm_test_fails_where_slurm_is_required(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--require-slurm", "skipped, but this run requires Slurm: Skipped: no slurmctld"),
+        ("--require-cuda", "skipped, but this run requires an NVIDIA GPU: Skipped: no GPU"),
+    ],
+)
+def test_a_skipped_test_fails_where_what_it_needs_is_required(
+    tmp_path: Path, option: str, told: str
+) -> None:
     assert run_pytest(tmp_path, SKIPPED)[0] == 0
-    code, printed = run_pytest(tmp_path, SKIPPED, "--require-slurm")
+    code, printed = run_pytest(tmp_path, SKIPPED, option)
     assert code == 1
-    assert "skipped, but this run requires Slurm: Skipped: no slurmctld" in printed
+    assert told in printed
     assert "1 failed, 1 skipped" in printed
 
 
