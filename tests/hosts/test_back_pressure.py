@@ -152,16 +152,6 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sm.HostMe
 
 
 @contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
-@contextlib.contextmanager
 def in_thread(work: Callable[[], Any]) -> Iterator[threading.Thread]:
     """Afterwards it has ended."""
     thread = threading.Thread(target=work)
@@ -185,7 +175,7 @@ def agent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("ways", ["calls", "broadcasts"])
-def test_small_messages_to_a_proc_that_does_not_read_wait(hosts, wait_until, ways):
+def test_small_messages_to_a_proc_that_does_not_read_wait(hosts, wait_until, ways, stopped):
     one = hosts.spawn_procs(name="deaf").spawn("told", Told)
     other = hosts.spawn_procs(name="other").spawn("other", Told)
     pid = one.pid.call_one().get(60)
@@ -211,7 +201,9 @@ def test_small_messages_to_a_proc_that_does_not_read_wait(hosts, wait_until, way
 
 @pytest.mark.parametrize("ways", ["calls", "streams", "broadcasts"])
 @pytest.mark.parametrize("sender", ["controller", "proc"])
-def test_messages_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_until, sender, ways):
+def test_messages_to_a_mesh_wait_for_the_rank_that_does_not_read(
+    hosts, wait_until, sender, ways, stopped
+):
     mesh = hosts.spawn_procs({"gpus": 4}, name="deaf").spawn("told", Told)
     procs = hosts.spawn_procs(name="other")
     teller = procs.spawn("teller", Teller)
@@ -253,7 +245,31 @@ def test_messages_to_a_mesh_wait_for_the_rank_that_does_not_read(hosts, wait_unt
 
 
 @pytest.mark.parametrize("ways", ["calls", "broadcasts"])
-def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways):
+def test_messages_to_other_hosts_wait_for_the_rank_that_does_not_read(
+    dial_hosts, tmp_path, wait_until, stopped, ways
+):
+    with dial_hosts(tmp_path / "job", 3) as job:
+        deaf = job.hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2}, name="deaf")
+        mesh = deaf.spawn("told", Told)
+        procs = job.hosts.slice(hosts=2).spawn_procs(name="other")
+        teller, watcher = procs.spawn("teller", Teller), procs.spawn("watcher", Watcher)
+        pids = mesh.pid.call().get(60).values()
+        teller.pid.call_one().get(60)
+        number = 400
+        with stopped(pids[3]):
+            before = [resident(agent.pid) for agent in job.agents]
+            sent = teller.send.call_one(mesh, ways, number)
+            wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+            for agent, size in zip(job.agents, before, strict=True):
+                assert resident(agent.pid) - size < 16 * ROOM < number * len(LARGE)
+            assert mesh.slice(hosts=0).pid.call().get(60).values() == pids[:2]
+        sent.get(60)
+        numbers = list(range(number))
+        wait_until(lambda: mesh.all.call().get(60).values() == [numbers] * 4)
+
+
+@pytest.mark.parametrize("ways", ["calls", "broadcasts"])
+def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways, stopped):
     mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
     pids = mesh.pid.call().get(60).values()
     ends = threading.Event()
@@ -271,7 +287,7 @@ def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways):
         ends.set()
 
 
-def test_a_deadline_ends_the_wait_for_a_rank_that_does_not_read(hosts, wait_until):
+def test_a_deadline_ends_the_wait_for_a_rank_that_does_not_read(hosts, wait_until, stopped):
     mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
     pids = mesh.pid.call().get(60).values()
     calls = []
@@ -288,7 +304,7 @@ def test_a_deadline_ends_the_wait_for_a_rank_that_does_not_read(hosts, wait_unti
     assert mesh.all.call().get(60).values() == [list(range(len(calls)))] * 2
 
 
-def test_answers_to_a_proc_that_does_not_read_wait(hosts, wait_until, tmp_path):
+def test_answers_to_a_proc_that_does_not_read_wait(hosts, wait_until, tmp_path, stopped):
     procs = hosts.spawn_procs(name="answering")
     one, watcher = procs.spawn("told", Told), procs.spawn("watcher", Watcher)
     teller = hosts.spawn_procs(name="deaf").spawn("teller", Teller)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,8 @@ import pytest
 
 import slurmmesh as sm
 from slurmmesh.errors import HostLost, ProcDied
-from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.local import LocalAgent
-from slurmmesh.hosts.mesh import HostMesh
-from slurmmesh.shape import Extent, Region
 
 HOSTS = 3
-DIAL = """
-import sys
-from slurmmesh.hosts.remote_agent import DialSpec, dial
-sys.exit(dial(DialSpec((("127.0.0.1", int(sys.argv[1])),), sys.argv[2], sys.argv[3], "127.0.0.1")))
-"""
 
 
 class Told(sm.Actor):
@@ -86,48 +77,28 @@ class Teller(sm.Actor):
         return sorted(future.get(60)[1] for future in mesh.tell.stream(7))
 
 
+@dataclass
 class Job:
-    """A controller and agents that dialled it."""
+    """Hosts that came to their controller, and what of their requests passed it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.controller = Controller(f"sending-{os.getpid()}", folder)
-        roster = self.controller.roster
-        port = roster.listen("127.0.0.1")
-        self.agents: list[subprocess.Popen[bytes]] = []
-        records = []
-        for index in range(HOSTS):
-            record = roster.add_host(f"node{index}")
-            roster.authority.issue(record.identity).write(folder / "identity")
-            where = (str(port), str(folder / "identity"), record.identity)
-            agent = subprocess.Popen(
-                [sys.executable, "-c", DIAL, *where],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            record.launched = LocalAgent(agent)
-            self.agents.append(agent)
-            records.append(record)
-        roster.wait_ready(records, 120)
-        region = Region.from_ranks(Extent.of({"hosts": HOSTS}), range(HOSTS))
-        self.hosts = HostMesh(self.controller, region)
-        self.by_controller = 0
-        casting = self.controller._life.casting
-        run_errand = casting.run_errand
-
-        def counted(*args: Any) -> None:
-            self.by_controller += 1
-            run_errand(*args)
-
-        monkeypatch.setattr(casting, "run_errand", counted)
+    hosts: sm.HostMesh
+    agents: list[subprocess.Popen[bytes]]
+    by_controller: list[Any]
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    job = Job(tmp_path / "job", monkeypatch)
-    try:
-        yield job
-    finally:
-        job.controller.close()
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dial_hosts: Any) -> Iterator[Job]:
+    with dial_hosts(tmp_path / "job", HOSTS) as dialled:
+        passed: list[Any] = []
+        casting = dialled.controller._life.casting
+        run_errand = casting.run_errand
+
+        def counted(*args: Any) -> None:
+            passed.append(args)
+            run_errand(*args)
+
+        monkeypatch.setattr(casting, "run_errand", counted)
+        yield Job(dialled.hosts, dialled.agents, passed)
 
 
 @pytest.mark.slow
@@ -149,7 +120,7 @@ def test_requests_go_from_host_to_host(job: Job, wait_until: Any):
     assert teller.stream.call_one(told).get(60) == list(everyone)
     teller.broadcast.call_one(told, 6).get(60)
     wait_until(lambda: all(6 in each for each in told.all.call().get(60).values()))
-    assert job.by_controller == 0
+    assert not job.by_controller
 
 
 @pytest.mark.slow
@@ -162,7 +133,7 @@ def test_one_sender_keeps_its_order_in_all_ways(job: Job):
         for index, numbers in enumerate(told.all.call().get(60).values()):
             new = numbers[before[index] :]
             assert new == [n for n in range(90) if index == host or n % 3 != 1]
-    assert job.by_controller == 0
+    assert not job.by_controller
 
 
 @pytest.mark.slow
@@ -177,7 +148,7 @@ def test_a_host_that_dies_fails_what_it_owes_and_later_calls(job: Job):
     failed = [teller.ask.call_one(told.slice(hosts=2)) for _ in range(3)]
     assert {each.get(60) for each in failed} <= {HostLost.__name__, ProcDied.__name__}
     assert teller.call.call_one(told.slice(hosts=0), 2).get(60) == [(2, 0, 0)]
-    assert job.by_controller == 0
+    assert not job.by_controller
 
 
 def test_hosts_that_do_not_reach_each_other_go_by_the_controller(monkeypatch):

@@ -12,34 +12,24 @@ import signal
 import socket
 import ssl
 import stat
-import subprocess
-import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import slurmmesh as sm
-from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.mesh import HostMesh
 from slurmmesh.hosts.messages import Listen
-from slurmmesh.shape import Extent, Region
 from slurmmesh.wire import Frame, Kind
 from slurmmesh.wire.frames import HEADER
 from slurmmesh.wire.identity import Credentials, JobAuthority, client_context
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 NOBODY = 65534
-DIAL = """
-import sys
-from slurmmesh.hosts.remote_agent import DialSpec, dial
-port, identity, name = sys.argv[1:]
-sys.exit(dial(DialSpec((("127.0.0.1", int(port)),), identity, name)))
-"""
 
 
 class Witness(sm.Actor):
@@ -99,23 +89,12 @@ def listening(pids: list[int]) -> dict[int, int]:
 class Job:
     """A controller and hosts that came to it over TLS, as in an allocation, with all doors open."""
 
-    def __init__(self, folder: Path, hosts: int) -> None:
+    def __init__(self, folder: Path, dialled: Any, elsewhere: Collection[int]) -> None:
         self.folder = folder
-        self.elsewhere = listening([os.getpid()])  # other jobs of this process
-        self.controller = Controller("job-1", folder)
+        self.elsewhere = elsewhere  # where other jobs of this process listen
+        self.controller, self.hosts = dialled.controller, dialled.hosts
+        self.records, self.agents = dialled.records, dialled.agents
         self.authority = self.controller.roster.authority
-        port = self.controller.roster.listen("127.0.0.1")
-        self.records = [self.controller.roster.add_host(f"node{i}") for i in range(hosts)]
-        self.agents = []
-        for record in self.records:
-            self.authority.issue(record.identity).write(folder / "identity")
-            words = [sys.executable, "-c", DIAL, str(port), str(folder / "identity")]
-            with open(folder / f"{record.name}.err", "wb") as err:
-                agent = subprocess.Popen([*words, record.identity], cwd=ROOT, stderr=err)
-            self.agents.append(agent)
-        self.controller.roster.wait_ready(self.records, 60)
-        region = Region.from_ranks(Extent.of({"hosts": hosts}), [*range(hosts)])
-        self.hosts = HostMesh(self.controller, region)
         procs = self.hosts.spawn_procs(name="w")
         self.witnesses, askers = procs.spawn("witness", Witness), procs.spawn("asker", Witness)
         for record in self.records:
@@ -147,21 +126,25 @@ class Job:
         found = listening(self.pids())
         return {port: pid for port, pid in found.items() if port not in self.elsewhere}
 
-    def close(self) -> None:
-        self.controller.close()
-        for agent in self.agents:
-            agent.wait(30)
+
+@pytest.fixture(scope="module")
+def dial(dial_hosts) -> Callable[[Path], AbstractContextManager[Job]]:
+    @contextlib.contextmanager
+    def dialled_job(folder: Path) -> Iterator[Job]:
+        elsewhere = listening([os.getpid()])
+        with dial_hosts(folder, 2) as dialled:
+            yield Job(folder, dialled, elsewhere)
+
+    return dialled_job
 
 
 @pytest.fixture(scope="module")
-def job(outlives_tests, tmp_path_factory) -> Iterator[Job]:
+def job(outlives_tests, tmp_path_factory, dial) -> Iterator[Job]:
     pytest.importorskip("torchft")
     folder = tmp_path_factory.mktemp("job")
     folder.chmod(0o700)
-    with outlives_tests(folder):
-        made = Job(folder, 2)
+    with outlives_tests(folder), dial(folder) as made:
         yield made
-        made.close()
 
 
 # ------------------------------------------------------------------ who comes
@@ -415,9 +398,11 @@ def test_no_secret_is_in_an_argument_a_variable_a_log_or_a_file_others_may_read(
             assert not [secret for secret in secrets if secret in text], path
 
 
-def test_a_host_that_is_lost_is_refused_by_all_that_are_left(tmp_path, refusals_of, wait_until):
+def test_a_host_that_is_lost_is_refused_by_all_that_are_left(
+    tmp_path, refusals_of, wait_until, dial
+):
     pytest.importorskip("torchft")
-    with contextlib.closing(Job(tmp_path / "job", 2)) as job:
+    with dial(tmp_path / "job") as job:
         stolen = Credentials.read(job.folder / "identity", "host-1")
         first = job.witnesses.slice(hosts=0)
         assert not first.refuses.call_one("host-1").get(60)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,10 @@ import pytest
 
 import slurmmesh as sm
 from slurmmesh.errors import HostLost, ProcDied
-from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.local import LocalAgent
-from slurmmesh.hosts.mesh import HostMesh
-from slurmmesh.shape import Extent, Region
 
 pytestmark = pytest.mark.slow
 
 HOSTS = 20
-DIAL = """
-import sys
-from slurmmesh.hosts.remote_agent import DialSpec, dial
-sys.exit(dial(DialSpec((("127.0.0.1", int(sys.argv[1])),), sys.argv[2], sys.argv[3], "127.0.0.1")))
-"""
 
 
 class Notes(sm.Actor):
@@ -67,44 +56,13 @@ class Teller(sm.Actor):
         return list(notes.note.call(number + 1).get(60).values())
 
 
-class Job:
-    """A controller and agents that dialled it, with what tests want to see of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.controller = Controller(f"tree-{os.getpid()}", folder)
-        roster = self.controller.roster
-        port = roster.listen("127.0.0.1")
-        self.agents: list[subprocess.Popen[bytes]] = []
-        records = []
-        for index in range(HOSTS):
-            record = roster.add_host(f"node{index}")
-            roster.authority.issue(record.identity).write(folder / "identity")
-            agent = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", DIAL),
-                    *(str(port), str(folder / "identity"), record.identity),
-                ],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            record.launched = LocalAgent(agent)
-            self.agents.append(agent)
-            records.append(record)
-        roster.wait_ready(records, 120)
-        region = Region.from_ranks(Extent.of({"hosts": HOSTS}), range(HOSTS))
-        self.hosts = HostMesh(self.controller, region)
-
-
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path / "job")
-    try:
-        yield job
-    finally:
-        job.controller.close()
+def job(tmp_path: Path, dial_hosts: Any) -> Iterator[Any]:
+    with dial_hosts(tmp_path / "job", HOSTS) as dialled:
+        yield dialled
 
 
-def test_calls_go_down_the_tree_and_survive_the_death_of_an_inner_host(job: Job, wait_until: Any):
+def test_calls_go_down_the_tree_and_survive_the_death_of_an_inner_host(job: Any, wait_until: Any):
     procs = job.hosts.spawn_procs({"gpus": 2}, name="notes")
     notes = procs.spawn("notes", Notes)
     everyone = range(2 * HOSTS)
@@ -147,7 +105,7 @@ def test_calls_go_down_the_tree_and_survive_the_death_of_an_inner_host(job: Job,
         assert 300 in late
 
 
-def test_what_a_proc_said_before_it_died_counts(job: Job):
+def test_what_a_proc_said_before_it_died_counts(job: Any):
     procs = job.hosts.spawn_procs(name="leaving")
     notes = procs.spawn("notes", Notes)
     notes.initialized.get(120)
@@ -158,7 +116,7 @@ def test_what_a_proc_said_before_it_died_counts(job: Job):
     assert error.cause.signal_name == "SIGKILL"
 
 
-def test_an_actor_calls_all_hosts_down_the_tree(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_an_actor_calls_all_hosts_down_the_tree(job: Any, monkeypatch: pytest.MonkeyPatch):
     notes = job.hosts.spawn_procs(name="notes").spawn("notes", Notes)
     tellers = job.hosts.slice(hosts=slice(4, 6)).spawn_procs(name="tellers")
     teller = tellers.spawn("teller", Teller).slice(hosts=1)
