@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -11,12 +12,14 @@ from tests.gpu.real.libraries import Libraries, NotFetched, find
 
 @pytest.fixture(scope="session")
 def libraries() -> Callable[[str], Libraries]:
-    """``libraries("debian-13")``."""
+    """``libraries("debian-13")``, or of several sources: ``libraries("debian-nvidia+pypi")``."""
 
+    @functools.cache
     def get(name: str) -> Libraries:
         try:
-            return find(name)
+            first, *others = map(find, name.split("+"))
         except NotFetched as reason:
             pytest.skip(str(reason))
+        return sum(others, first)
 
     return get

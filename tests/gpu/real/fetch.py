@@ -43,12 +43,16 @@ Dir::Etc "{folder}"; Dir::Etc::sourcelist "{folder}/sources.list";
 Dir::Etc::sourceparts "/dev/null"; Dir::Etc::parts "/dev/null"; Dir::Etc::main "/dev/null";
 Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";
 APT::Install-Recommends "false"; APT::Sandbox::User ""; Debug::NoLocking "true";
-Acquire::Languages "none"; Acquire::Retries "2"; Acquire::http::Timeout "30";
+Acquire::Languages "none"; Acquire::Retries "1"; Acquire::http::Timeout "20";
 """
 
 
 class Failed(Exception):
     """A source cannot be had; the text says why."""
+
+
+class Unreachable(Failed):
+    """Nor can another release, for the same reason: the mirror does not answer."""
 
 
 def run(*command: str, name: str = "", folder: Path | None = None, **environment: str) -> str:
@@ -112,7 +116,10 @@ def fetch_debian(source: Source, folder: Path) -> dict[str, str]:
     ]
     (apt / "apt.conf").write_text("\n".join(how) + APT_CONF.format(folder=apt))
     config = str(apt / "apt.conf")
-    run("apt-get", "update", "--error-on=any", APT_CONFIG=config)
+    try:
+        run("apt-get", "update", "--error-on=any", APT_CONFIG=config)
+    except Failed as failure:
+        raise Unreachable(str(failure)) from failure
     archives = apt / "archives"
     if source.section == "main":
         run("apt-get", "install", "-y", "--download-only", *source.packages, APT_CONFIG=config)
@@ -184,6 +191,7 @@ def fetch_missing(
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        unreachable: Unreachable | None = None
         for source in sources:
             try:
                 libraries = find(source.name, cache)
@@ -191,9 +199,13 @@ def fetch_missing(
                 print(f"fetching real GPU libraries for tests: {source}", flush=True)
                 reason = reason_file(source, cache)
                 try:
+                    if unreachable is not None and source.release:
+                        raise unreachable
                     libraries = fetch(source, pip_args, cache)
                     reason.unlink(missing_ok=True)
                 except Failed as failure:
+                    if isinstance(failure, Unreachable):
+                        unreachable = failure  # to wait for each in turn would take minutes
                     reason.write_text(f"{failure}\n")
                     print(f"real GPU libraries {source}: {failure}; tests of them skip")
                     continue

@@ -63,7 +63,7 @@ class NotFetched(Exception):
     """The libraries of a source are not there; the text says why and what to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Libraries:
     """What was unpacked from a source, or from several."""
 

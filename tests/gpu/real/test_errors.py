@@ -41,8 +41,7 @@ def told(libraries: Find) -> Callable[..., dict[str, Any]]:
     """``told("debian-13", lines)``: the error that lines of Python end with."""
 
     def run(name: str, lines: str, **environment: str) -> dict[str, Any]:
-        first, *others = map(libraries, name.split("+"))
-        return json.loads(sum(others, first).run("-c", TELL, lines, **environment))
+        return json.loads(libraries(name).run("-c", TELL, lines, **environment))
 
     return run
 

@@ -76,6 +76,23 @@ def test_without_a_network_the_reason_is_kept_and_nothing_else(
     assert reason in str(told.value)
 
 
+def test_a_mirror_that_does_not_answer_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch_debian(source: fetch.Source, folder: Path) -> dict[str, str]:
+        asked.append(source.name)
+        raise fetch.Unreachable("nobody there")
+
+    monkeypatch.setattr(fetch, "fetch_debian", fetch_debian)
+    fetch.fetch_missing([DEBIAN, NVIDIA], cache=tmp_path)
+    assert asked == [DEBIAN.name]
+    for source in (DEBIAN, NVIDIA):
+        with pytest.raises(NotFetched, match="are not there: nobody there"):
+            find(source.name, tmp_path)
+
+
 def test_without_apt_that_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(fetch.Failed, match="no apt-get here"):

@@ -6,6 +6,7 @@ are compiled together with each real one.
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -115,6 +116,7 @@ def functions(platform: str, kind: str) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def declared(libraries: Libraries, header: Header) -> set[str]:
     """The table's functions that a header declares."""
     done = compile_(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.real.exports import imported
 from tests.gpu.real.libraries import ROOT, Libraries, output
 
 Find = Callable[[str], Libraries]
@@ -63,6 +64,13 @@ def test_ldd_shows_rocm_and_its_collectives(libraries: Find, linked: Path) -> No
     for library in ("libamdhip64.so.5", "librccl.so.1"):
         assert Path(needed[library]).resolve() == rocm.file(library)
     assert "not found" not in "\n".join(lines)
+
+
+@pytest.mark.slow
+def test_memory_mapping_is_not_linked_but_looked_up(linked: Path) -> None:
+    """Or it would not load where the library has no such function."""
+    wanted = {name for name in imported(linked) if name.startswith(("hip", "nccl"))}
+    assert wanted == {"hipGetDeviceCount", "ncclGetVersion"}
 
 
 @pytest.mark.slow

@@ -39,24 +39,13 @@ def _no_gpu_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def sets(libraries: Find) -> Find:
-    """Of one source, or of several: ``"debian-nvidia+pypi"``."""
-
-    def get(name: str) -> Libraries:
-        first, *others = map(libraries, name.split("+"))
-        return sum(others, first)
-
-    return get
-
-
-@pytest.fixture(scope="module")
-def probe(sets: Find) -> Probe:
+def probe(libraries: Find) -> Probe:
     """``probe("debian-13", "rocm")``: what the bridge answers with these libraries."""
     done: dict[tuple[str, str], dict[str, Any]] = {}
 
     def get(name: str, platform: str) -> dict[str, Any]:
         if (name, platform) not in done:
-            printed = sets(name).run("-m", "tests.gpu.real.probe", platform)
+            printed = libraries(name).run("-m", "tests.gpu.real.probe", platform)
             done[name, platform] = json.loads(printed)
         return done[name, platform]
 
@@ -74,13 +63,13 @@ def in_header(libraries: Libraries, header: str, *names: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_of_either_platform_the_one_that_is_there_is_found(
-    sets: Find, probe: Probe, name: str
+    libraries: Find, probe: Probe, name: str
 ) -> None:
     found = probe(name, "auto")
     assert found["load"]["code"] == 0
     assert found["platform"] == (CUDA if name == NVIDIA else ROCM)
     assert found["emulator"] == ""
-    roots = tuple(str(root) for root in sets(name).roots)
+    roots = tuple(str(root) for root in libraries(name).roots)
     paths = [path for path in found["paths"] if path]
     assert len(paths) >= 3
     assert all(path.startswith(roots) for path in paths)
@@ -153,25 +142,25 @@ def test_dma_bufs_of_hip_below_7_come_from_hsa(probe: Probe, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HIPS)
-def test_the_version_is_that_of_hips_header(sets: Find, probe: Probe, name: str) -> None:
+def test_the_version_is_that_of_hips_header(libraries: Find, probe: Probe, name: str) -> None:
     parts = [f"HIP_VERSION_{part}" for part in ("MAJOR", "MINOR", "PATCH")]
-    major, minor, patch = in_header(sets(name), "hip/hip_version.h", *parts)
+    major, minor, patch = in_header(libraries(name), "hip/hip_version.h", *parts)
     answers = probe(name, "auto")["answers"]
     assert answers["runtime_version"]["value"] == major * 10_000_000 + minor * 100_000 + patch
 
 
-def test_the_version_is_that_of_cudas_header(sets: Find, probe: Probe) -> None:
+def test_the_version_is_that_of_cudas_header(libraries: Find, probe: Probe) -> None:
     answers = probe(NVIDIA, "auto")["answers"]
-    (version,) = in_header(sets(NVIDIA), "cuda_runtime_api.h", "CUDART_VERSION")
+    (version,) = in_header(libraries(NVIDIA), "cuda_runtime_api.h", "CUDART_VERSION")
     assert answers["runtime_version"]["value"] == version
     assert answers["driver_version"]["value"] >= 12_000
 
 
 @pytest.mark.parametrize(("name", "header"), [("debian-13", "rccl/rccl.h"), (NVIDIA, "nccl.h")])
 def test_the_version_is_that_of_the_collectives_header(
-    sets: Find, probe: Probe, name: str, header: str
+    libraries: Find, probe: Probe, name: str, header: str
 ) -> None:
-    (version,) = in_header(sets(name), header, "NCCL_VERSION_CODE")
+    (version,) = in_header(libraries(name), header, "NCCL_VERSION_CODE")
     assert probe(name, "auto")["answers"]["ccl_version"]["value"] == version
 
 
