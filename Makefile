@@ -9,7 +9,9 @@ RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install -qq --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 # Much of a test is waiting; all tests of a file stay in one process, for what they share.
 PYTEST = $(RUN) -m pytest -n 2 --dist loadfile
-METADATA := setup.cfg pyproject.toml constraints.txt
+METADATA := setup.cfg pyproject.toml setup.py constraints.txt
+# The C bridge is built by an installation, so a change of it asks for one.
+BRIDGE := $(wildcard cbridge/*.c cbridge/*.h) slurmmesh/_cffi/build.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -52,9 +54,9 @@ $(VENV)/.ready-venv:
 	@.ci/venv.sh $(VENV) $(PYTHON)
 	@touch $@
 
-$(VENV)/.ready-demo: $(VENV)/.ready-venv $(METADATA)
+$(VENV)/.ready-demo: $(VENV)/.ready-venv $(METADATA) $(BRIDGE)
 	@echo "installing torch and what slurmmesh needs into $(VENV); the first time this takes minutes"
-	@$(PIP) setuptools torch
+	@$(PIP) setuptools cffi torch
 	@$(PIP) --no-build-isolation --editable '.[train,report]'
 	@touch $@
 

@@ -188,8 +188,16 @@ int sm_memory_address_range(uint64_t address, uint64_t *start, size_t *size, sm_
 
 /* ------------------------------------------------------------------ contents */
 
+/* After a copy or a fill on the default stream: until the bytes are there. The libraries return
+ * before that for memory of the device, and for small copies from the host. */
+static int until_there(int code, sm_error *error)
+{
+    return code != 0 ? code : SM_CALL(error, stream_synchronize, (0));
+}
+
 int sm_memory_copy(int device, uint64_t to, uint64_t from, size_t size, sm_error *error)
 {
+    SM_REQUIRE(stream_synchronize, error);
     const bool rocm = sm_loaded_platform() == SM_PLATFORM_ROCM;
     if (rocm) {
         SM_REQUIRE(hip_copy, error);
@@ -201,6 +209,7 @@ int sm_memory_copy(int device, uint64_t to, uint64_t from, size_t size, sm_error
     if (code == 0) {
         code = rocm ? SM_CALL(error, hip_copy, (to, from, size, SM_HIP_COPY_DEFAULT))
                     : SM_CALL(error, cuda_copy, (to, from, size));
+        code = until_there(code, error);
         sm_guard_leave(&guard);
     }
     return code;
@@ -227,6 +236,7 @@ int sm_memory_copy_async(int device, uint64_t to, uint64_t from, size_t size, ui
 
 int sm_memory_fill(int device, uint64_t address, int value, size_t size, sm_error *error)
 {
+    SM_REQUIRE(stream_synchronize, error);
     const bool rocm = sm_loaded_platform() == SM_PLATFORM_ROCM;
     if (rocm) {
         SM_REQUIRE(hip_fill, error);
@@ -241,6 +251,7 @@ int sm_memory_fill(int device, uint64_t address, int value, size_t size, sm_erro
     if (code == 0) {
         code = rocm ? SM_CALL(error, hip_fill, (address, value, size))
                     : SM_CALL(error, cuda_fill, (address, (unsigned char)value, size));
+        code = until_there(code, error);
         sm_guard_leave(&guard);
     }
     return code;

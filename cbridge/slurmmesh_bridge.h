@@ -191,7 +191,7 @@ int sm_memory_address_range(uint64_t address, uint64_t *start, size_t *size, sm_
 int sm_memory_copy(int device, uint64_t to, uint64_t from, size_t size, sm_error *error);
 int sm_memory_copy_async(int device, uint64_t to, uint64_t from, size_t size, uint64_t stream,
                          sm_error *error);
-/* value: 0 to 255. */
+/* value: 0 to 255. Returns when the bytes are there. */
 int sm_memory_fill(int device, uint64_t address, int value, size_t size, sm_error *error);
 /* kind: enum sm_pointer. device: -1 where kind is UNKNOWN or HOST. */
 int sm_pointer_kind(uint64_t address, int *kind, int *device, sm_error *error);

@@ -1,0 +1,324 @@
+"""slurmmesh.gpu.library: what is found, in which order, and the errors that say why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cbridge.conftest import Run
+from tests.emulator import build
+
+Emulator = Callable[[build.Flavour], Path]
+
+# Loads the library and runs code with it; prints what that leaves in `answer`, or its error.
+PROGRAM = """
+import json
+from slurmmesh.gpu.library import load
+answer = {}
+{before}
+try:
+    library = load()
+    {code}
+except Exception as error:
+    answer = {"error": type(error).__name__, "told": str(error), **vars(error)}
+print(json.dumps(answer, default=str))
+"""
+
+
+@pytest.fixture
+def ask(run: Run) -> Callable[..., dict[str, Any]]:
+    def ask(code: str, before: str = "", **variables: str) -> dict[str, Any]:
+        indented = code.strip().replace("\n", "\n    ")
+        program = PROGRAM.replace("{before}", before).replace("{code}", indented)
+        done = run(program, **variables)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    return ask
+
+
+Ask = Callable[..., dict[str, Any]]
+
+WHERE = """
+answer = {kind: library.path(kind) for kind in ("gpu", "runtime", "ccl", "hsa")}
+answer["platform"], answer["emulator"] = library.platform, library.emulator
+"""
+
+
+# ------------------------------------------------------------------ what is found
+
+
+@pytest.mark.parametrize(
+    ("platform", "gpu", "runtime"),
+    [
+        ("rocm", "libamdhip64.so.7", "libamdhip64.so.7"),
+        ("cuda", "libcuda.so.1", "libcudart.so.13"),
+    ],
+)
+def test_the_loader_s_own_search(
+    ask: Ask, emulator: Emulator, platform: str, gpu: str, runtime: str
+) -> None:
+    folder = emulator("plain")
+    found = ask(WHERE, SLURMMESH_GPU_PLATFORM=platform, LD_LIBRARY_PATH=str(folder))
+    assert found["platform"] == platform
+    assert found["gpu"] == str(folder / gpu)
+    assert found["runtime"] == str(folder / runtime)
+    assert "EMULATOR" in found["emulator"]
+
+
+def test_a_folder_of_rocm_that_the_loader_does_not_know(
+    ask: Ask, emulator: Emulator, tmp_path: Path
+) -> None:
+    shutil.copytree(emulator("plain"), tmp_path / "lib")
+    found = ask(WHERE, SLURMMESH_GPU_PLATFORM="rocm", ROCM_PATH=str(tmp_path))
+    assert found["gpu"] == str(tmp_path / "lib" / "libamdhip64.so.7")
+
+
+@pytest.mark.parametrize("platform", ["rocm", "auto"])
+def test_a_library_named_by_its_path_is_the_only_one(
+    ask: Ask, emulator: Emulator, tmp_path: Path, platform: str
+) -> None:
+    folder = emulator("plain")
+    other = Path(shutil.copytree(folder, tmp_path / "other")) / "libamdhip64.so.7"
+    named = {"LD_LIBRARY_PATH": str(folder), "SLURMMESH_GPU_PLATFORM": platform}
+    assert ask(WHERE, SLURMMESH_GPU_LIBRARY=str(other), **named)["gpu"] == str(other)
+    missing = ask(WHERE, SLURMMESH_GPU_LIBRARY=str(tmp_path / "none.so"), **named)
+    assert missing["error"] == "GpuUnavailable"
+    assert all("none.so" in line for line in missing["searched"])
+
+
+def test_of_either_platform_the_path_tells_which(ask: Ask, emulator: Emulator) -> None:
+    path = str(emulator("plain") / "libcuda.so.1")
+    assert ask(WHERE, SLURMMESH_GPU_LIBRARY=path)["platform"] == "cuda"
+
+
+@pytest.mark.parametrize("name", ["libamdhip64.so", "libamdhip64-0a1b2c3d.so"])
+def test_the_copy_that_the_process_has_comes_first(
+    ask: Ask, emulator: Emulator, tmp_path: Path, name: str
+) -> None:
+    """As torch's wheels bring it: under a name of their own. Not what is only named alike."""
+    folder = emulator("plain")
+    plugin, loaded = tmp_path / "libamdhip64-plugin.so", tmp_path / name
+    subprocess.run(["gcc", "-shared", "-x", "c", "/dev/null", "-o", str(plugin)], check=True)
+    shutil.copy(folder / "libamdhip64.so.7", loaded)
+    before = f"import ctypes\nctypes.CDLL({str(plugin)!r})\nctypes.CDLL({str(loaded)!r})"
+    assert ask(WHERE, before, LD_LIBRARY_PATH=str(folder))["gpu"] == str(loaded)
+
+
+# ------------------------------------------------------------------ what is not
+
+
+@pytest.mark.parametrize("platform", ["rocm", "cuda", "auto"])
+def test_without_any_library_the_error_tells_where_it_looked(ask: Ask, platform: str) -> None:
+    found = ask(WHERE, SLURMMESH_GPU_PLATFORM=platform)
+    if "error" not in found:
+        pytest.skip(f"this machine has {found['gpu']}")
+    assert found["error"] == "GpuUnavailable"
+    names = {"rocm": ["libamdhip64.so.7", "libamdhip64.so.5"], "cuda": ["libcuda.so.1"]}
+    wanted = names.get(platform, [*names["rocm"], *names["cuda"]])
+    for name in wanted:
+        assert any(name in line for line in found["searched"]), found["searched"]
+    assert all(line in found["told"] for line in found["searched"])
+
+
+def test_no_platform_is_wanted(ask: Ask) -> None:
+    found = ask(WHERE, SLURMMESH_GPU_PLATFORM="none")
+    assert found["error"] == "GpuUnavailable"
+    assert "SLURMMESH_GPU_PLATFORM=none" in found["told"]
+
+
+def test_a_platform_that_does_not_exist(ask: Ask) -> None:
+    found = ask(WHERE, SLURMMESH_GPU_PLATFORM="hip")
+    assert found["error"] == "ConfigError"
+    assert "rocm, cuda, auto, none" in found["told"]
+
+
+def test_a_library_of_another_kind(ask: Ask, emulator: Emulator) -> None:
+    path = str(emulator("plain") / "libcudart.so.13")
+    found = ask(WHERE, SLURMMESH_GPU_PLATFORM="rocm", SLURMMESH_GPU_LIBRARY=path)
+    assert found["error"] == "GpuUnavailable"
+    assert "another kind of library" in found["told"]
+
+
+def test_a_bridge_that_was_not_built(ask: Ask) -> None:
+    before = """
+import sys
+for name in ("_bridge", "_bridge_linked"):
+    sys.modules["slurmmesh._cffi." + name] = None
+"""
+    found = ask(WHERE, before, PATH="/nowhere")
+    assert found["error"] == "GpuUnavailable"
+    assert "C compiler" in found["told"]
+    assert "This machine lacks a C compiler" in found["told"]
+    assert "pip install" in found["told"]
+
+
+# ------------------------------------------------------------------ symbols and errors
+
+MISSING = """
+answer["has"] = [library.has("memory_create"), library.has("memory_range_handle")]
+answer["missing"] = [s.hip for s in library.symbols() if s.hip and not s.present]
+answer["more"] = library.ask("sm_ccl_version") if library.has("ccl_version") else 0
+library.call("sm_ccl_shrink", 1, library.ffi.NULL, 0, 0, library.ffi.new("uint64_t *"))
+"""
+
+
+def test_a_missing_symbol_names_itself_and_the_file(ask: Ask, emulator: Emulator) -> None:
+    """The emulated HIP 6.4 has no dma-bufs of its own, its RCCL 2.13 no ncclCommShrink."""
+    folder = str(emulator("old"))
+    rocm = {"SLURMMESH_GPU_PLATFORM": "rocm", "LD_LIBRARY_PATH": folder}
+    code = MISSING.rpartition("library.call")[0]
+    found = ask(code, **rocm)
+    assert found["has"] == [True, False]
+    assert "hipMemGetHandleForAddressRange" in found["missing"]
+    assert "hipMemCreate" not in found["missing"]
+    refused = ask(MISSING, **rocm)
+    assert refused["error"] == "GpuUnsupported"
+    assert refused["symbol"] == "ncclCommShrink"
+    assert "ncclCommShrink" in refused["told"]
+    if refused["library"]:
+        assert refused["library"].startswith(folder)
+
+
+# code -> class of the error, and what its text says
+FAILURES = {
+    "library.ask('sm_memory_create', 0, 1, 0)": ("GpuError", "hipErrorInvalidValue"),
+    "library.ask('sm_memory_create', 0, 1 << 45, 0)": ("DeviceOutOfMemory", "hipErrorOutOfMemory"),
+    "library.ask('sm_memory_create', 9, 1 << 21, 0)": ("GpuError", "hipErrorInvalidDevice"),
+    "library.call('sm_memory_fill', 0, 0, 256, 1)": ("UsageError", "256"),
+    "library.ask('sm_device_attribute', 0, 77)": ("UsageError", "77"),
+}
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_errors_say_what_failed(ask: Ask, emulator: Emulator, code: str) -> None:
+    kind, said = FAILURES[code]
+    folder = str(emulator("plain"))
+    found = ask(code, SLURMMESH_GPU_PLATFORM="rocm", LD_LIBRARY_PATH=folder)
+    assert found["error"] == kind
+    assert said in found["told"]
+    if kind != "UsageError":
+        assert found["code"] > 0
+        assert found["symbol"] == "hipMemCreate"
+        assert found["library"].startswith(folder)
+
+
+def test_no_device(ask: Ask, emulator: Emulator) -> None:
+    none = {"LD_LIBRARY_PATH": str(emulator("plain")), "SLURMMESH_EMULATOR_DEVICES": "0"}
+    for platform in ("rocm", "cuda"):
+        found = ask('library.ask("sm_device_count")', SLURMMESH_GPU_PLATFORM=platform, **none)
+        assert found["error"] == "GpuUnavailable"
+        assert found["code"] == 100
+
+
+@pytest.mark.parametrize("platform", ["rocm", "cuda"])
+def test_the_last_error_is_cleared(ask: Ask, emulator: Emulator, platform: str) -> None:
+    """Who asks HIP next (torch) is not told of a failure that was told here already."""
+    code = """
+import ctypes
+try:
+    library.ask("sm_memory_create", 0, 1, 0)
+except Exception as error:
+    answer["failed"] = error.code
+hip = ctypes.CDLL(library.path("gpu"))
+answer["last"] = hip.hipGetLastError() if library.platform == "rocm" else 0
+"""
+    folder = str(emulator("plain"))
+    found = ask(code, SLURMMESH_GPU_PLATFORM=platform, LD_LIBRARY_PATH=folder)
+    assert found == {"failed": 1, "last": 0}
+
+
+# ------------------------------------------------------------------ forks and threads
+
+FORK = """
+import os
+if USED:
+    library.ask("sm_device_count")
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        library.ask("sm_device_count")
+        said = "fine"
+    except Exception as error:
+        said = type(error).__name__ + ": " + str(error)
+    os.write(writing, said.encode())
+    os._exit(0)
+os.waitpid(child, 0)
+answer["child"] = os.read(reading, 4096).decode()
+answer["parent"] = library.ask("sm_device_count")
+"""
+
+
+@pytest.mark.parametrize("platform", ["rocm", "cuda"])
+@pytest.mark.parametrize("used", [True, False])
+def test_after_a_fork(ask: Ask, emulator: Emulator, platform: str, used: bool) -> None:
+    folder = str(emulator("plain"))
+    code = FORK.replace("USED", str(used))
+    found = ask(code, SLURMMESH_GPU_PLATFORM=platform, LD_LIBRARY_PATH=folder)
+    assert found["parent"] == 1
+    if used:
+        assert found["child"].startswith("GpuForked")
+        assert "forked after its parent had used a GPU" in found["child"]
+    else:
+        assert found["child"] == "fine"
+
+
+def test_a_fork_while_another_thread_loads(ask: Ask, emulator: Emulator) -> None:
+    """The child finds no lock that nobody will release."""
+    code = """
+import os, threading
+from slurmmesh._cffi import _bridge
+ffi, lib = _bridge.ffi, _bridge.lib
+done = threading.Event()
+
+def loads():
+    while not done.is_set():
+        lib.sm_load(lib.SM_PLATFORM_ROCM, b"/no/such.so", ffi.NULL, ffi.NULL, ffi.NULL)
+        lib.sm_searched(ffi.NULL, 0)
+
+threads = [threading.Thread(target=loads) for _ in range(4)]
+for thread in threads:
+    thread.start()
+codes = set()
+for _ in range(50):
+    child = os.fork()
+    if child == 0:
+        lib.sm_load(lib.SM_PLATFORM_ROCM, b"/no/such.so", ffi.NULL, ffi.NULL, ffi.NULL)
+        os._exit(7)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+for thread in threads:
+    thread.join()
+answer["codes"] = sorted(codes)
+"""
+    found = ask(code, SLURMMESH_GPU_PLATFORM="rocm", LD_LIBRARY_PATH=str(emulator("plain")))
+    assert found == {"codes": [7]}
+
+
+def test_threads_load_one_library_and_have_errors_of_their_own(
+    ask: Ask, emulator: Emulator
+) -> None:
+    code = """
+import slurmmesh.gpu.library as room
+from concurrent.futures import ThreadPoolExecutor
+room._loaded = None
+
+def failure(size):
+    own = room.load()
+    try:
+        own.ask("sm_memory_create", 0 if size else 9, 1, 0)
+    except Exception as error:
+        return error.code
+
+with ThreadPoolExecutor(8) as pool:
+    answer["codes"] = list(pool.map(failure, [0, 1] * 200))
+"""
+    found = ask(code, SLURMMESH_GPU_PLATFORM="rocm", LD_LIBRARY_PATH=str(emulator("plain")))
+    assert found == {"codes": [101, 1] * 200}
