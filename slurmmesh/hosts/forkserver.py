@@ -36,7 +36,7 @@ from slurmmesh.wire.reactor import say
 
 IMPORT_S = 60.0
 """An import for all procs that takes longer is left to each of them: it may wait for the others."""
-_READY = b"+"
+_READY = "ready"
 
 
 def main() -> None:
@@ -53,6 +53,7 @@ def serve(server: socket.socket) -> None:
     use_rank_streams()  # what is imported here may hold on to them
     gc.freeze()  # the children's collector leaves these pages alone
     unfit: set[str] = set()
+    own_path = list(sys.path)
     while taken := _take(server):
         request, fds = taken
         if isinstance(request, TakeOutput):
@@ -68,11 +69,26 @@ def serve(server: socket.socket) -> None:
                 unfit.update(imports)
             else:
                 _close(fds)
-                if os.waitpid(fork, 0)[1]:
+                pid, of_ours = fork
+                if os.waitpid(pid, 0)[1]:
                     return  # it died, and with it an order
+                _import_meanwhile(server, of_ours, own_path)
                 continue
         if not _answer(server, request, fds, error):
             return
+
+
+def _import_meanwhile(server: socket.socket, names: list[str], path: list[str]) -> None:
+    """Import modules of slurmmesh that an order needed, as long as nobody asks for procs."""
+    waiting = select.poll()
+    waiting.register(server, select.POLLIN)
+    path_of_procs = list(sys.path)
+    sys.path[:] = path
+    for name in reversed(names):  # what is imported by others first: in small portions
+        if not waiting.poll(0):
+            importlib.import_module(name)
+    sys.path[:] = path_of_procs
+    gc.freeze()
 
 
 def _take(server: socket.socket) -> tuple[ForkRequest | TakeOutput, list[int]] | None:
@@ -111,10 +127,11 @@ def _answer(server: socket.socket, request: ForkRequest, fds: list[int], error: 
 
 def _fork_with_imports(
     server: socket.socket, request: ForkRequest, fds: list[int], imports: list[str]
-) -> int | None:
+) -> tuple[int, list[str]] | None:
     """Have a fork of this process serve an order, with more imported.
 
-    Returns its pid, or None if the imports are not to be shared: then nothing has been served.
+    Returns its pid, and which modules of slurmmesh it has imported; None if the imports are not to
+    be shared: then nothing has been served.
     """
     try:
         read, write = os.pipe()
@@ -137,8 +154,8 @@ def _fork_with_imports(
             waiting.register(each, select.POLLIN)
         waiting.poll(IMPORT_S * 1000)
         os.set_blocking(read, False)
-        if said.read(1) == _READY:
-            return pid
+        if answer := said.read():
+            return pid, answer.decode().split()[1:]
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
@@ -154,6 +171,7 @@ def _serve_order(
 ) -> NoReturn:
     """In a fork of the server: import, and if all is well serve this order to its end."""
     code = 1
+    before = set(sys.modules)
     try:
         die_with_parent(parent)
         os.environ.update(request.env)
@@ -161,7 +179,8 @@ def _serve_order(
             if reason := import_for_all(imports):
                 say(f"slurmmesh host: each proc imports {', '.join(imports)}: it {reason}")
             else:
-                os.write(write, _READY)
+                new = [name for name in sys.modules if name not in before]
+                os.write(write, " ".join([_READY, *filter(_is_ours, new)]).encode())
                 code = 0
         os.close(write)
         if code:  # what it has started ends with it
@@ -175,6 +194,11 @@ def _serve_order(
             taken = _take(server) if served and order.more else None
     finally:
         os._exit(code)
+
+
+def _is_ours(module: str) -> bool:
+    """Whether it is one of those that most programs import."""
+    return module.startswith(("slurmmesh.actors.", "slurmmesh.hosts."))
 
 
 def _write_to(fds: list[int]) -> None:

@@ -1,7 +1,7 @@
 """The host's side of ``sync_workspace``: takes folders of code and tells where their copies are.
 
 It works in a thread of its own, started at first use, so that a slow disk delays nothing else. So
-does, once, the removal of what dead agents have left.
+does, once, the removal of what dead agents have left; not while the first procs are started.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from slurmmesh.wire.frames import Frame, Kind
 
 if TYPE_CHECKING:
     from slurmmesh.hosts.copies import Copies, PrivateFolder
+
+_SWEEP_AFTER_S = 2.0
 
 
 class Workspace:
@@ -49,7 +51,9 @@ class Workspace:
         self._folder: PrivateFolder | None = None
         self._copies: Copies | None = None
         self._links: dict[str, str] = {}
-        threading.Thread(target=_sweep, name="slurmmesh-sweep", daemon=True).start()
+        sweeping = threading.Timer(_SWEEP_AFTER_S, _sweep)
+        sweeping.name, sweeping.daemon = "slurmmesh-sweep", True
+        sweeping.start()
 
     def take(self, frame: Frame) -> None:
         """Take a request. Not waiting; each is answered, in order."""
