@@ -38,7 +38,26 @@ WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wstr
 FLAGS = ["-std=c17", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-g"]
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 
-_CORE = ("status.c", "device.c", "memory.c", "ranges.c", "stream.c", "copy.c", "vmm.c")
+_CORE = (
+    "status.c",
+    "settings.c",
+    "device.c",
+    "memory.c",
+    "ranges.c",
+    "stream.c",
+    "copy.c",
+    "vmm.c",
+)
+_COLLECTIVES = (
+    "settings.c",
+    "ccl_api.c",
+    "ccl_collectives.c",
+    "ccl_comm.c",
+    "ccl_group.c",
+    "ccl_numbers.c",
+    "ccl_transfer.c",
+    "ccl_world.c",
+)
 
 
 class BuildFailed(Exception):
@@ -57,21 +76,22 @@ class Library:
 
 def libraries(flavour: Flavour) -> tuple[Library, ...]:
     """What a flavour consists of, each after what it needs."""
-    if flavour == "old":
-        hip, old = "libamdhip64.so.6", ("EMULATOR_OLD",)
-    else:
-        hip, old = "libamdhip64.so.7", ()
+    old = ("EMULATOR_OLD",) if flavour == "old" else ()
+    hip = "libamdhip64.so.6" if old else "libamdhip64.so.7"
+    collectives = _COLLECTIVES if old else (*_COLLECTIVES, "ccl_regroup.c")
     rocm = (
         Library(hip, (*_CORE, "hip.c"), old),
         Library("libhsa-runtime64.so.1", ("hsa.c",), old, (hip,)),
+        Library("librccl.so.1", collectives, old, (hip,)),
     )
-    if flavour == "old":
+    if old:
         return rocm
-    cuda = ("EMULATOR_CUDA",)
+    driver, cuda = "libcuda.so.1", ("EMULATOR_CUDA",)
     return (
         *rocm,
-        Library("libcuda.so.1", (*_CORE, "cuda.c"), cuda),
-        Library("libcudart.so.13", ("cudart.c",), cuda, ("libcuda.so.1",)),
+        Library(driver, (*_CORE, "cuda.c"), cuda),
+        Library("libcudart.so.13", ("cudart.c",), cuda, (driver,)),
+        Library("libnccl.so.2", collectives, cuda, (driver,)),
     )
 
 

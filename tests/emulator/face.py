@@ -10,6 +10,19 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_ulongl
 from typing import Any
 
 UNIT = 2 << 20
+# CUDA's headers give these calls under a later name.
+_SECOND_VERSIONS = {
+    "CtxPopCurrent",
+    "CtxPushCurrent",
+    "DevicePrimaryCtxRelease",
+    "DeviceTotalMem",
+    "MemGetAddressRange",
+    "MemGetInfo",
+    "MemcpyDtoH",
+    "MemcpyHtoD",
+    "MemsetD8",
+    "StreamDestroy",
+}
 NOT_READY = 600
 
 
@@ -67,8 +80,10 @@ class Gpu:
 
     def call(self, name: str, *arguments: Any) -> int:
         """``call("MemCreate", …)`` is hipMemCreate or cuMemCreate; its status."""
-        prefix = "cu" if self.cuda else "hip"
-        return int(getattr(self.library, prefix + name)(*map(_argument, arguments)))
+        symbol = f"hip{name}"
+        if self.cuda:
+            symbol = f"cu{name}{'_v2' if name in _SECOND_VERSIONS else ''}"
+        return int(getattr(self.library, symbol)(*map(_argument, arguments)))
 
     def ok(self, name: str, *arguments: Any) -> None:
         status = self.call(name, *arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import os
 import socket
-import sys
 import threading
 
 from tests.emulator.face import (
@@ -41,7 +40,7 @@ def devices(platform: str, library: str | None = None) -> None:
         gpu.ok("DeviceGetName", name, 64, device)
         gpu.ok("DeviceGetUuid", uuid, device)
         gpu.ok("DeviceGetPCIBusId", address, 16, device)
-        gpu.ok("DeviceTotalMem_v2" if gpu.cuda else "DeviceTotalMem", byref(total), device)
+        gpu.ok("DeviceTotalMem", byref(total), device)
         serial = uuid.raw[8:16].hex() if gpu.cuda else uuid.raw[:16].decode()
         print(name.value.decode(), serial, address.value.decode(), total.value, sep="|")
     assert gpu.call("DeviceGetName", name, 64, count.value) == 101
@@ -75,15 +74,14 @@ def no_device() -> None:
     assert ctypes.CDLL("libcudart.so.13").cudaGetDeviceCount(byref(count)) == 100
 
 
-def markers() -> None:
-    for name in sys.argv[1:] or (
-        "libamdhip64.so.7",
-        "libhsa-runtime64.so.1",
-        "libcuda.so.1",
-        "libcudart.so.13",
-    ):
-        marker = (ctypes.c_char * 200).in_dll(ctypes.CDLL(name), "slurmmesh_emulator")
-        assert b"EMULATOR" in marker.value
+def markers(*names: str) -> None:
+    for name in names:
+        library = ctypes.CDLL(f"lib{name}")
+        assert b"EMULATOR" in (ctypes.c_char * 200).in_dll(library, "slurmmesh_emulator").value
+    for name in ("libamdhip64.so.7", "libcuda.so.1"):
+        version = ctypes.CDLL(name).slurmmesh_emulator_version
+        version.restype = c_char_p
+        assert b"EMULATOR" in version()
 
 
 def life(platform: str, library: str | None = None) -> None:
@@ -129,8 +127,7 @@ def life(platform: str, library: str | None = None) -> None:
     assert copy(gpu, base, b"x") == INVALID
 
     start, size = c_uint64(), c_size_t()
-    name = "MemGetAddressRange_v2" if gpu.cuda else "MemGetAddressRange"
-    gpu.ok(name, byref(start), byref(size), base + 2 * UNIT)
+    gpu.ok("MemGetAddressRange", byref(start), byref(size), base + 2 * UNIT)
     assert (start.value, size.value) == (base + UNIT, 2 * UNIT)
     kept = c_uint64()
     gpu.ok("MemRetainAllocationHandle", byref(kept), base)
@@ -151,7 +148,7 @@ def life(platform: str, library: str | None = None) -> None:
 def copy(gpu: Gpu, address: int, data: bytes) -> int:
     """The status of a copy to the device."""
     if gpu.cuda:
-        return gpu.call("MemcpyHtoD_v2", address, data, len(data))
+        return gpu.call("MemcpyHtoD", address, data, len(data))
     return gpu.call("Memcpy", address, data, len(data), 1)
 
 
@@ -159,10 +156,10 @@ def copies(platform: str) -> None:
     gpu = Gpu(platform)
     back = ctypes.create_string_buffer(8)
     with gpu.memory() as address:
-        fill = "MemsetD8_v2" if gpu.cuda else "Memset"
+        fill = "MemsetD8" if gpu.cuda else "Memset"
         gpu.ok(fill, address, 7, UNIT)
         if gpu.cuda:
-            gpu.ok("MemcpyDtoH_v2", back, address, 8)
+            gpu.ok("MemcpyDtoH", back, address, 8)
         else:
             gpu.ok("Memcpy", back, address, 8, 2)
             assert gpu.call("Memcpy", back, address, 8, 1) == INVALID  # the wrong way
@@ -186,7 +183,7 @@ def limit(platform: str) -> None:
     gpu.ok("MemRelease", handles.pop())
     handles.append(gpu.create(UNIT))
     free, total = c_size_t(), c_size_t()
-    gpu.ok("MemGetInfo_v2" if gpu.cuda else "MemGetInfo", byref(free), byref(total))
+    gpu.ok("MemGetInfo", byref(free), byref(total))
     assert (free.value, total.value) == (UNIT, 4 * UNIT)
     for one in (*handles, other):
         gpu.ok("MemRelease", one)
@@ -340,12 +337,12 @@ def contexts() -> None:
         seen[0] = gpu.call("CtxSynchronize")
         context = c_void_p()
         gpu.ok("DevicePrimaryCtxRetain", byref(context), 1)
-        gpu.ok("CtxPushCurrent_v2", context)
+        gpu.ok("CtxPushCurrent", context)
         device = c_int()
         gpu.ok("CtxGetDevice", byref(device))
         seen[1] = device.value
-        gpu.ok("CtxPopCurrent_v2", byref(context))
-        gpu.ok("DevicePrimaryCtxRelease_v2", 1)
+        gpu.ok("CtxPopCurrent", byref(context))
+        gpu.ok("DevicePrimaryCtxRelease", 1)
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
