@@ -50,9 +50,11 @@ from slurmmesh.supervision import (
     ProcUp,
     RestartRanks,
 )
+from slurmmesh.wire import shm
 from slurmmesh.wire.frames import Frame
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.sharing import share
 
 KEEP_S = 10.0
 """So long all is kept of a mesh that is over: news of it may be under way still."""
@@ -136,6 +138,16 @@ class Lifecycle:
             mesh.expected = True
             for index in {record.host for record in mesh.ranks}:
                 self._roster.tell(self._hosts[index], Imports(mesh.id, tuple(mesh.homes)))
+
+    def share(self, mesh: MeshRecord, frame: Frame) -> None:
+        """Copy large arguments, without a lock, to where the hosts of this machine find them.
+
+        What is posted then, with the lock held, and again for ranks that are restarted, are no
+        copies.
+        """
+        links = (self._hosts[index].link for index in mesh.by_host(tuple(frame.ranks)))
+        if any(link is not None and link.passes_fds for link in links):
+            share(frame, shm.pool)
 
     def create(
         self, mesh: MeshRecord, frame: Frame, what: str, ranks: Sequence[int]

@@ -107,6 +107,7 @@ class MeshCalls:
             self._owners.new_actor(frame.mesh, frame.actor, owner)
             return self.own.create(frame, name, owner)
         mesh = self._mesh(frame.mesh)
+        self._life.share(mesh, frame)
         with self._lock:
             if mesh.over is not None:
                 raise mesh.over

@@ -59,6 +59,56 @@ class Placed:
     sent: Callable[[], None]
 
 
+def share(frame: Frame, pool: Pool) -> list[memoryview] | None:
+    """Put the payload of a frame into shared memory; None if it is to go as it is.
+
+    What lies in a segment already is passed on, all else is copied, once: afterwards ``frame`` has
+    the copies as its buffers, and all links of this machine pass those on.
+    """
+    buffers = [memoryview(buffer).cast("B") for buffer in frame.buffers]
+    if sum(map(len, buffers)) < THRESHOLD:
+        return None
+    views = _in_segments(buffers, pool)
+    if views is None:
+        return None
+    if isinstance(frame.buffers, list):
+        frame.buffers[:] = views
+    else:
+        frame.buffers = views
+    return views
+
+
+def _in_segments(buffers: list[memoryview], pool: Pool) -> list[memoryview] | None:
+    """The buffers, with what is in no segment that can be passed on copied into some."""
+    views = list(buffers)
+    alone: list[list[int]] = []
+    together: list[int] = []
+    for index, buffer in enumerate(buffers):
+        lease = lease_of(buffer)
+        if lease is not None and lease.segment.fd >= 0:
+            continue
+        if len(buffer) >= _ALONE and len(alone) < _MAX_ALONE:
+            alone.append([index])
+        else:
+            together.append(index)
+    for group in [*alone, together] if together else alone:
+        offsets = [0]
+        for index in group:
+            offsets.append(offsets[-1] + -(-len(buffers[index]) // _ALIGNMENT) * _ALIGNMENT)
+        lease = pool.lease(max(1, offsets[-1]))
+        if lease is None:
+            return None
+        segment, whole = lease.segment, lease.segment.view(lease)
+        for index, offset in zip(group, offsets, strict=False):
+            try:
+                segment.write(offset, buffers[index])
+            except OSError:  # no memory: what is half written is not kept either
+                lease.lost = True
+                return None
+            views[index] = whole[offset : offset + len(buffers[index])]
+    return views
+
+
 class Sharing:
     """Payloads of one link in shared memory.
 
@@ -91,15 +141,8 @@ class Sharing:
     # -- sending --------------------------------------------------------------------------------
 
     def place(self, frame: Frame) -> Placed | None:
-        """Put the payload of a frame into shared memory; None if it is to go as it is.
-
-        What lies in a segment already is passed on, all else is copied, once: afterwards ``frame``
-        has the copies as its buffers, and other links pass those on.
-        """
-        buffers = [memoryview(buffer).cast("B") for buffer in frame.buffers]
-        if sum(map(len, buffers)) < THRESHOLD:
-            return None
-        views = self._in_segments(buffers)
+        """``share`` it, and tell how it goes over the link then; None if it is to go as it is."""
+        views = share(frame, self._pool)
         if views is None:
             return None
         leases: dict[int, Lease] = {}
@@ -132,10 +175,6 @@ class Sharing:
                 number = self._gone.popleft()
                 self._known.pop(number, None)
                 table.append(number)
-        if isinstance(frame.buffers, list):
-            frame.buffers[:] = views
-        else:
-            frame.buffers = views
         sent = replace(frame, buffers=[table.tobytes()], flags=frame.flags | SHARED)
         return Placed(sent, fds, partial(self._passed, new))
 
@@ -143,36 +182,6 @@ class Sharing:
         """These segments are on their way to the peer."""
         for segment in new:
             self._known[segment.id] = weakref.ref(segment, partial(_note, self._gone, segment.id))
-
-    def _in_segments(self, buffers: list[memoryview]) -> list[memoryview] | None:
-        """The buffers, with what is in no segment that can be passed on copied into some."""
-        views = list(buffers)
-        alone: list[list[int]] = []
-        together: list[int] = []
-        for index, buffer in enumerate(buffers):
-            lease = lease_of(buffer)
-            if lease is not None and lease.segment.fd >= 0:
-                continue
-            if len(buffer) >= _ALONE and len(alone) < _MAX_ALONE:
-                alone.append([index])
-            else:
-                together.append(index)
-        for group in [*alone, together] if together else alone:
-            offsets = [0]
-            for index in group:
-                offsets.append(offsets[-1] + -(-len(buffers[index]) // _ALIGNMENT) * _ALIGNMENT)
-            lease = self._pool.lease(max(1, offsets[-1]))
-            if lease is None:
-                return None
-            segment, whole = lease.segment, lease.segment.view(lease)
-            for index, offset in zip(group, offsets, strict=False):
-                try:
-                    segment.write(offset, buffers[index])
-                except OSError:  # no memory: what is half written is not kept either
-                    lease.lost = True
-                    return None
-                views[index] = whole[offset : offset + len(buffers[index])]
-        return views
 
     def _released(self, frame: Frame) -> None:
         """The peer uses some segments no more."""
