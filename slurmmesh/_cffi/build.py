@@ -24,7 +24,7 @@ from pathlib import Path
 from cffi import FFI
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import BaseError, CCompilerError
 
 PLATFORMS = ("auto", "rocm", "cuda", "none")
 SOURCES = Path("cbridge")  # relative to the top of the repository, where a build runs
@@ -170,7 +170,7 @@ class BuildExt(build_ext):
         ext.sources = [str(generated), *ext.sources]
         try:
             super().build_extension(ext)
-        except BaseError as error:
+        except (BaseError, CCompilerError) as error:
             if not ext.optional:
                 raise
             self.warn(
