@@ -281,6 +281,29 @@ class CallTimeout(SlurmmeshError, TimeoutError):
         self.deaths = deaths
 
 
+class CallCycle(SlurmmeshError, RuntimeError):
+    """Actors wait for each other in a circle, so that none could ever go on.
+
+    The wait that closed the circle has failed with it; the others go on once they are answered.
+    What was called there is run all the same when its actor is free, as after a timeout.
+
+    Attributes:
+        chain: endpoints, ``"actor[rank].endpoint"``, of which each waits for the next; the last is
+            of the same actor as the first.
+    """
+
+    def __init__(self, chain: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{' → '.join(chain)}: each of these waits for the next, so none would ever end. An "
+            "actor takes no other message while an endpoint of it waits: do not wait there, or "
+            "make one of these endpoints a @concurrent_endpoint that awaits"
+        )
+        self.chain = chain
+
+    def __reduce__(self) -> tuple[type[CallCycle], tuple[tuple[str, ...]]]:
+        return type(self), (self.chain,)
+
+
 class GpuError(SlurmmeshError):
     """A call of a GPU library, or of the bridge to it, failed.
 

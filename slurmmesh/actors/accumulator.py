@@ -46,7 +46,8 @@ class _Fold(Generic[A]):
         self._combine = combine
         self._left = len(waiting)
         self._lock = threading.RLock()  # results may come by several loops
-        self.future: Future[A] = Future(waiting[0]._what, waiting[0]._driver)
+        last = waiting[-1]
+        self.future: Future[A] = Future(last._what, last._driver, last.asked)
         for result in waiting:
             result.add_waker(functools.partial(self._take, result))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slurmmesh.shape import Extent, Point
 
 if TYPE_CHECKING:
+    from slurmmesh.actors.waits import Waits
     from slurmmesh.wire.identity import Credentials
 
 
@@ -45,6 +46,7 @@ class Context:
         incarnation: how often this rank has been restarted, 0 at first.
         job_folder: the job's folder, or None when there is no job.
         credentials: the host's certificate and key, to prove that one belongs to this job.
+        waits: of the actor; None outside of one.
     """
 
     message_rank: Point = _NOWHERE
@@ -56,6 +58,7 @@ class Context:
     incarnation: int = 0
     job_folder: Path | None = None
     credentials: Credentials | None = None
+    waits: Waits | None = None
 
 
 _OUTSIDE = Context()

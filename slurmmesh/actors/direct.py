@@ -78,8 +78,9 @@ class DirectLink(BatchLink):
         with self._lock:
             self._number = number = self._number + 1
             self._open[number] = future
+            call = (number, actor, method, args, where)
             try:
-                self.add(Kind.CALLS, (number, actor, method, args, where))
+                self.add(Kind.CALLS, call if future.asked is None else (*call, future.asked.mark))
             except BaseException:
                 self._open.pop(number, None)
                 raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slurmmesh.actors.actor import check_arguments, endpoint_signature, positional_counts
+from slurmmesh.actors.context import context
 from slurmmesh.actors.direct import DirectLink, Place
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import LinkClosed, UsageError
@@ -18,6 +19,7 @@ from slurmmesh.wire.frames import Frame, Kind
 
 if TYPE_CHECKING:
     from slurmmesh.actors.mesh import ActorMesh
+    from slurmmesh.actors.waits import Asked
 
 
 class EndpointRef:
@@ -91,8 +93,14 @@ class EndpointRef:
 
         What one rank raises is the error of its future alone.
         """
-        frame = self._frame(Kind.CALL, self._mesh.region.ranks, args, kwargs)
-        return iter(self._mesh._runtime.stream(frame, self._what, self._timeout))
+        ranks = self._mesh.region.ranks
+        asked = self._asked(ranks)
+        frame = self._frame(Kind.CALL, ranks, args, kwargs, asked)
+        futures = self._mesh._runtime.stream(frame, self._what, self._timeout)
+        if asked is not None:
+            for spare, future in enumerate(reversed(futures)):
+                future.asked = asked._replace(spare=spare)
+        return iter(futures)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call it on every rank and expect no answer."""
@@ -129,7 +137,7 @@ class EndpointRef:
     ) -> Future[Any]:
         link = None if self._timeout is not None else self._direct(place, args, kwargs)
         if link is not None:
-            future: Future[Any] = Future(self._what, link.driver)
+            future: Future[Any] = Future(self._what, link.driver, self._asked((rank,)))
             try:
                 link.call_plain(self._mesh._actor, self._name, args, self._where, future)
             except LinkClosed:  # its proc is gone: the long way tells why
@@ -152,11 +160,24 @@ class EndpointRef:
         kwargs: dict[str, Any],
         finish: Callable[[list[Any]], Any],
     ) -> Future[Any]:
-        frame = self._frame(Kind.CALL, ranks, args, kwargs)
-        return self._mesh._runtime.call(frame, finish, self._what, self._timeout)
+        asked = self._asked(ranks)
+        frame = self._frame(Kind.CALL, ranks, args, kwargs, asked)
+        future = self._mesh._runtime.call(frame, finish, self._what, self._timeout)
+        future.asked = asked
+        return future
+
+    def _asked(self, ranks: Sequence[int]) -> Asked | None:
+        """The call that is about to be made, if an actor makes it."""
+        waits = context().waits
+        return None if waits is None else waits.ask(self._mesh, self._name, ranks)
 
     def _frame(
-        self, kind: Kind, ranks: Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        kind: Kind,
+        ranks: Sequence[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        asked: Asked | None = None,
     ) -> Frame:
         mesh = self._mesh
         check_arguments(self._what, endpoint_signature(mesh._cls, self._name), args, kwargs)
@@ -164,4 +185,6 @@ class EndpointRef:
             body, buffers = dumps((self._name, args, kwargs, self._where))
         except Exception as error:
             raise UsageError(f"the arguments of {self._what} cannot be sent: {error}") from error
+        if asked is not None:
+            body += asked.mark  # behind the pickle, whose end is known
         return Frame(kind, body, buffers, mesh=mesh._procs._mesh, actor=mesh._actor, ranks=ranks)

@@ -22,6 +22,8 @@ from slurmmesh.wire.reactor import in_loop_thread, print_error
 if TYPE_CHECKING:
     import asyncio
 
+    from slurmmesh.actors.waits import Asked
+
 T = TypeVar("T")
 _PENDING = object()
 # Of all futures, held for a few steps only. Reentrant: a signal handler may ask meanwhile.
@@ -47,12 +49,16 @@ class Future(Generic[T]):
     Args:
         what: it is the answer to; for the text of errors.
         driver: of the loop that its answer comes by; who waits runs it. None: another thread does.
+        asked: the call that it is the answer to, if an actor made it.
     """
 
-    __slots__ = ("__weakref__", "_driver", "_error", "_pid", "_value", "_wakers", "_what")
+    __slots__ = ("__weakref__", "_driver", "_error", "_pid", "_value", "_wakers", "_what", "asked")
 
-    def __init__(self, what: str = "the call", driver: Driver | None = None) -> None:
+    def __init__(
+        self, what: str = "the call", driver: Driver | None = None, asked: Asked | None = None
+    ) -> None:
         self._what = what
+        self.asked = asked
         self._pid = _process
         self._driver = driver
         self._value: Any = _PENDING
@@ -75,6 +81,7 @@ class Future(Generic[T]):
 
         Raises:
             CallTimeout: it did not come in time.
+            CallCycle: it cannot come, because who owes it waits for the actor that asks.
             ActorError: the endpoint raised.
             SupervisionError: whoever owed the answer is gone.
             RuntimeError: asked by an event callback, in the thread that takes the answers.
@@ -164,7 +171,10 @@ class Future(Generic[T]):
         if not self.done():
             from slurmmesh.actors.awaiting import until_done
 
-            yield from until_done(self, self._driver)
+            suspended = until_done(self, self._driver)
+            if self.asked is not None:
+                suspended = self.asked.waits.suspended(self, self.asked, suspended)
+            yield from suspended
         return self.get()
 
     def as_asyncio(self) -> asyncio.Future[T]:
@@ -191,7 +201,12 @@ class Future(Generic[T]):
         _warn_in_running_loop(self._what)
         if timeout is not None and math.isinf(timeout):
             timeout = None
-        if not self._wait_here(timeout):
+        asked = self.asked
+        if asked is not None and asked.waits.are_here:
+            done = asked.waits.wait(self, asked, timeout)
+        else:
+            done = self._wait_here(timeout)
+        if not done:
             raise CallTimeout(f"{self._what} gave no answer within {timeout} s")
 
     def _wait_here(self, timeout: float | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from slurmmesh.wire.driver import Bell, Driver
@@ -49,6 +49,10 @@ class Mailbox(Generic[T]):
     def take(self) -> T:
         """The oldest item. Raises IndexError if there is none."""
         return self._items.popleft()
+
+    def waiting(self) -> Iterable[T]:
+        """What is in it now. From any thread."""
+        return self._items.copy()
 
     def clear(self) -> list[T]:
         """Drop all items; returns them."""

@@ -26,6 +26,7 @@ from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.bootstrap import run_bootstrap
 from slurmmesh.actors.context import Context, set_process_context
 from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox
 from slurmmesh.actors.messages import (
     Connected,
@@ -39,7 +40,7 @@ from slurmmesh.actors.messages import (
 from slurmmesh.actors.owners import Family, Owner, end_children
 from slurmmesh.actors.ports import PORTS
 from slurmmesh.actors.remote import ProcRuntime
-from slurmmesh.actors.runner import ActorRunner, Message
+from slurmmesh.actors.runner import ActorRunner
 from slurmmesh.actors.runtime import register
 from slurmmesh.actors.stdio import write_from
 from slurmmesh.actors.supervising import MAX_STOPPED
@@ -226,10 +227,11 @@ class _Proc:
     def _on_direct_batch(self, link: BatchLink, kind: Kind, body: bytes) -> None:
         if kind is not Kind.CALLS:
             return
-        for number, actor, method, args, where in pickle.loads(body):
-            if abs(number) > self._seen[link]:
-                self._seen[link] = abs(number)
-                self._post(Message(link, None, number, method, args, where), actor)
+        for call in pickle.loads(body):
+            number = abs(call[0])
+            if number > self._seen[link]:
+                self._seen[link] = number
+                self._post(Message(link, None, *call), call[1])
 
     def _on_direct_frame(self, link: Link, frame: Frame) -> None:
         assert isinstance(link, BatchLink)
@@ -274,7 +276,8 @@ class _Proc:
         driver = self._driver if is_first else None
         report = functools.partial(self._runtime.actor_failed, actor)
         family = Family(Owner(self._runtime.address, actor), report)
-        runner = ActorRunner(message, self._context, self._welcome.region, driver, family)
+        soon = self._driver.reactor.call_soon
+        runner = ActorRunner(message, self._context, self._welcome.region, driver, family, soon)
         self._runners[actor] = runner
         for early in self._early.pop(actor, ()):
             runner.post(early)

@@ -10,11 +10,12 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from types import CoroutineType
-from typing import Any, NamedTuple
+from typing import Any
 
 from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
 from slurmmesh.actors.context import ActorInstance, Context, enter_context
 from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox
 from slurmmesh.actors.messages import CreateActor
 from slurmmesh.actors.owners import GRACE_S, Family
@@ -22,9 +23,10 @@ from slurmmesh.actors.reloading import RELOAD, reload_once, renew
 from slurmmesh.actors.responses import ResponsePort
 from slurmmesh.actors.supervising import MeshFailure, Order, RankFailure, Ready, StopActor
 from slurmmesh.actors.tasks import Tasks
+from slurmmesh.actors.waits import Waits
 from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.shape import Region
-from slurmmesh.wire.batches import BatchLink, is_plain
+from slurmmesh.wire.batches import is_plain
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import URGENT, Frame, Kind
@@ -34,28 +36,6 @@ _ENDS_THE_PROC = (SystemExit, KeyboardInterrupt)
 """Everything else that an endpoint raises fails its call alone."""
 _LATER = object()
 """What is invoked answers its call itself."""
-
-
-class Message(NamedTuple):
-    """A call or cast on its way to an actor: as a frame, or already apart.
-
-    Attributes:
-        link: it came by; the answer goes back there.
-        number: of a message without frame: of the call; negative for a cast.
-        where: the slice called, see ``Region.pack``.
-    """
-
-    link: BatchLink
-    frame: Frame | None
-    number: int = 0
-    method: str = ""
-    args: tuple[Any, ...] = ()
-    where: Any = None
-
-    @property
-    def is_cast(self) -> bool:
-        """Whether no answer is expected."""
-        return self.number < 0 if self.frame is None else self.frame.kind is Kind.CAST
 
 
 class _Special:
@@ -76,6 +56,7 @@ class ActorRunner:
         context: of the proc; the actor's name and the point called are filled in.
         region: of the whole proc mesh.
         driver: of the loop by which messages come, if the actor's thread is to run that, too.
+        soon: has something done in a loop's thread.
         is_guest: it lives in a process that does not end with it.
 
     Attributes:
@@ -89,16 +70,18 @@ class ActorRunner:
         region: Region,
         driver: Driver | None,
         family: Family,
+        soon: Callable[..., Any],
         is_guest: bool = False,
     ) -> None:
         self._create = create
-        self._context = context
         self._contexts: dict[Any, Context] = {}
         self._region = region
         self._driver = driver
         self._wait: Callable[[Mailbox[Any]], Any] = driver.wait if driver else Mailbox.wait
         self._mailbox: Mailbox[Message | None] = Mailbox(driver)
         self._tasks = Tasks()
+        self._waits = Waits(self._tasks, self._marks, soon)
+        self._context = replace(context, waits=self._waits)
         self._escaped: tuple[str, BaseException, ResponsePort | None] | None = None
         self._instance: Actor | None = None
         self._endpoints: dict[str, Callable[..., Any]] = {}
@@ -116,10 +99,17 @@ class ActorRunner:
 
     def post(self, message: Message) -> None:
         """Queue a message. From any thread."""
-        if message.frame is not None and message.frame.flags & URGENT:
-            self._mailbox.put_first(message)
-        else:
+        frame = message.frame
+        if frame is None or not frame.flags & URGENT:
             self._mailbox.put(message)
+        elif frame.kind is Kind.CAST:
+            self._waits.probed(frame)
+        else:
+            self._mailbox.put_first(message)
+
+    def _marks(self) -> list[bytes]:
+        """Of the calls that wait, those that actors made among them."""
+        return [each.call_mark for each in self._mailbox.waiting() if each is not None]
 
     def stop(self, grace_s: float) -> None:
         """End after the running message; queued ones are dropped. From any thread.
@@ -181,6 +171,7 @@ class ActorRunner:
             self._region = create.region
             point = self._region.extent.point(self._region.local_rank(self._context.proc_rank))
             instance = ActorInstance(create.name, point, self.number)
+            self._waits.are_of(f"{create.name}[{self._context.proc_rank}]")
             self._context = replace(self._context, actor_instance=instance, message_rank=point)
             enter_context(self._context)
             self._instance = create.cls(*create.args, **create.kwargs)
@@ -221,6 +212,9 @@ class ActorRunner:
             kwargs: dict[str, Any] = {}
         else:
             method, args, kwargs, where = loads(message.frame.body, message.frame.buffers)
+        waits = self._waits
+        waits.endpoint = method
+        waits.answers = message.call_mark
         run = self._endpoints.get(method) or self._endpoint(method)
         enter_context(self._contexts.get(where) or self._context_of(where))
         if type(run) is _Special:
@@ -233,6 +227,7 @@ class ActorRunner:
     ) -> Any:
         port = None
         if special.options.explicit_response_port:
+            self._waits.answers = b""  # that is for the port, which another may have
             port = self._port_of(message)
             args = (port, *args)
         if special.options.concurrent:

@@ -26,14 +26,17 @@ class Tasks:
 
     Attributes:
         beside: those that run beside the messages.
+        main: what is run to its end: no message is taken before.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.beside: set[asyncio.Task[Any]] = set()
+        self.main: Coroutine[Any, Any, Any] | None = None
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end; returns its result."""
+        self.main = coroutine
         return self._made().run_until_complete(coroutine)
 
     def start(self, coroutine: Coroutine[Any, Any, Any], concluded: Concluded) -> None:

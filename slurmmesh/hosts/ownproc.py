@@ -23,8 +23,9 @@ from slurmmesh.actors.created import Created
 from slurmmesh.actors.deadlines import Deadlines, too_late
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
+from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.owners import GRACE_S, Family, Owner
-from slurmmesh.actors.runner import ActorRunner, Message
+from slurmmesh.actors.runner import ActorRunner
 from slurmmesh.actors.supervising import MAX_STOPPED, RankFailure, StopActor, order
 from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.hosts.relay import Way
@@ -97,7 +98,8 @@ class OwnProc:
         family = Family(
             Owner(CONTROLLER, number), functools.partial(self._failed, number, name, owner)
         )
-        runner = ActorRunner(message, self._context, REGION, None, family, is_guest=True)
+        soon = self._reactor.call_soon
+        runner = ActorRunner(message, self._context, REGION, None, family, soon, is_guest=True)
         thread = threading.Thread(
             target=self._run, args=(runner,), name=f"slurmmesh-actor-{number}", daemon=True
         )
