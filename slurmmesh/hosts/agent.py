@@ -22,7 +22,6 @@ from slurmmesh._version import __version__
 from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.messages import Connect, DoorOpened, OpenDoor, ProcWelcome
 from slurmmesh.errors import LinkClosed, SetupError, SupervisionError
-from slurmmesh.hosts.asks import AskBooks
 from slurmmesh.hosts.births import Births
 from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.forkclient import ForkClient
@@ -110,7 +109,6 @@ class HostAgent:
         self._pairs: Pairs | None = None
         self._procs: dict[tuple[int, int], HostedProc] = {}
         self._gone: dict[tuple[int, int], ProcGone] = {}
-        self._asks = AskBooks()
         self._heard = self._reactor.clock()
         self._leaving = False
         self._farewell = ""
@@ -155,9 +153,6 @@ class HostAgent:
             self._HANDLERS[type(message)](self, message)
         elif frame.kind is Kind.WELCOME:
             self._take_welcome(loads(frame.body, frame.buffers))
-        elif frame.kind in (Kind.RESULT, Kind.ERROR) and frame.mesh == CONTROLLER.mesh:
-            if asked := self._asks.incoming(frame):
-                asked[0].send(asked[1])
         elif frame.kind is Kind.PORT:
             self._to_port(frame)
         elif self._passing is not None:
@@ -379,11 +374,9 @@ class HostAgent:
             message = loads(frame.body)
             if isinstance(message, DoorOpened) and self._pairs is not None:
                 self._pairs.door_opened(proc, message.port)
-        elif frame.kind in (Kind.CALL, Kind.CAST):
+        elif frame.kind in (Kind.CALL, Kind.CAST, Kind.ASK):
             assert self._passing is not None
             self._passing.sending.send(proc, frame)
-        elif frame.kind is Kind.ASK:
-            self._post(self._asks.outgoing(proc, frame))
         elif frame.kind is Kind.PORT:
             self._to_port(frame)
         else:
@@ -399,7 +392,6 @@ class HostAgent:
 
     def _on_gone(self, proc: HostedProc, gone: ProcGone) -> None:
         del self._procs[proc.mesh, proc.rank]
-        self._asks.forget(proc)
         if self._passing is not None:
             self._passing.sending.forget(proc)
         self._tell_gone(gone)

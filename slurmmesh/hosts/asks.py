@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slurmmesh.actors.failure import Failure
@@ -63,26 +62,3 @@ class Asks:
 def _outcome_of(future: Future[Any]) -> tuple[Any, BaseException | None]:
     error = future.peek()
     return (None, error) if error is not None else (future.get(0), None)
-
-
-class AskBooks:
-    """The host's part: which of its procs asked what. ASK frames get numbers of the host's own."""
-
-    def __init__(self) -> None:
-        self._asked: dict[int, tuple[Any, int]] = {}
-        self._last = 0
-
-    def outgoing(self, proc: Any, frame: Frame) -> Frame:
-        """An ASK of a proc, as it goes to the controller."""
-        self._last += 1
-        self._asked[self._last] = proc, frame.call
-        return replace(frame, call=self._last)
-
-    def incoming(self, frame: Frame) -> tuple[Any, Frame] | None:
-        """The proc an answer is for, and the answer as it is given to it."""
-        asked = self._asked.pop(frame.call, None)
-        return None if asked is None else (asked[0], replace(frame, call=asked[1]))
-
-    def forget(self, proc: Any) -> None:
-        """A proc is gone: nobody waits for its answers."""
-        self._asked = {call: who for call, who in self._asked.items() if who[0] is not proc}

@@ -26,6 +26,8 @@ from slurmmesh.actors.ports import PORTS
 from slurmmesh.actors.runtime import ProcOptions, register
 from slurmmesh.errors import HostLost, LinkClosed, MeshStopped
 from slurmmesh.hosts.asks import Asks
+from slurmmesh.hosts.children import Children
+from slurmmesh.hosts.failures import Failures
 from slurmmesh.hosts.introductions import Introductions
 from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshcalls import MeshCalls
@@ -37,14 +39,12 @@ from slurmmesh.hosts.messages import (
     ProcGone,
     ProcStarted,
 )
-from slurmmesh.hosts.owners import Owners
 from slurmmesh.hosts.ownproc import OwnProc
 from slurmmesh.hosts.relay import ANSWERS
 from slurmmesh.hosts.reloading import reload_on_hosts
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.hosts.streams import LogStreams
-from slurmmesh.hosts.supervising import Supervising
-from slurmmesh.hosts.syncing import Choice, SyncedWorkspace, Syncing
+from slurmmesh.hosts.syncing import SyncedWorkspace, Syncing, SyncRequest
 from slurmmesh.shape import Region
 from slurmmesh.supervision import MeshSupervisor
 from slurmmesh.wire.codec import dumps, loads
@@ -121,7 +121,7 @@ class Controller(MeshCalls):
                 "end_owned": self.end_owned,
                 "describe_hosts": self.describe_hosts,
                 "host_of": self._host_of,
-                "actor_failed": lambda *args: self._supervising.actor_failed(*args),
+                "actor_failed": lambda *args: self._failures.actor_failed(*args),
             }
         )
         register(self)
@@ -129,21 +129,23 @@ class Controller(MeshCalls):
             self._reactor, self._lock, self.roster, self._caller, self.job, self.emit
         )
         self._caller.deaths = self._life.deaths
-        self._owners = Owners(self._lock, self._life, self._book, self.stop_procs, self.stop_actors)
-        self._supervising = Supervising(
+        self._children = Children(
+            self._lock, self._life, self._book, self.stop_procs, self.stop_actors
+        )
+        self._failures = Failures(
             self._reactor,
             self._lock,
             self._life.meshes,
-            self._owners.lives,
+            self._children.lives,
             self._tell_actor,
             lambda: self._life.closing,
         )
-        self._life.on_dead = self._supervising.procs_died
-        self._life.on_ended = self._owners.process_ended
+        self._life.on_dead = self._failures.procs_died
+        self._life.on_ended = self._children.process_ended
         self._life.on_forgotten = self._forgotten
-        listeners.append(self._supervising.hear)
+        listeners.append(self._failures.hear)
         mesh = next(self._mesh_ids)
-        failed = functools.partial(self._supervising.own_actor_failed, mesh)
+        failed = functools.partial(self._failures.own_actor_failed, mesh)
         self.own = OwnProc(mesh, self._reactor, job_folder, failed)
         self._introductions = Introductions(
             self.roster, self._life.meshes, self._dial, self._reactor.call_soon
@@ -199,7 +201,7 @@ class Controller(MeshCalls):
             # What runs before the imports may have a say in them.
             if options.preload is None or options.bootstrap:
                 mesh.homes = None
-            self._owners.new_mesh(mesh)
+            self._children.new_mesh(mesh)
             self._life.meshes[mesh.id] = mesh
             self.emit(
                 "procs_spawned",
@@ -234,11 +236,11 @@ class Controller(MeshCalls):
         return future
 
     def sync_workspace(
-        self, hosts: Sequence[int], choice: Choice, auto_reload: bool
+        self, hosts: Sequence[int], request: SyncRequest, auto_reload: bool
     ) -> SyncedWorkspace:
         """Bring the copies of a folder on these hosts to what it is now; waits until they are."""
         names = {index: self.hosts[index].name for index in hosts}
-        synced = self._syncing.sync(names, choice)
+        synced = self._syncing.sync(names, request)
         if not auto_reload:
             return synced
         with self._lock:
@@ -293,7 +295,7 @@ class Controller(MeshCalls):
         if mesh is None:
             self.own.call(frame, lambda _values: None, "an order to an actor")
         else:
-            self._owners.tell(mesh, frame)
+            self._children.tell(mesh, frame)
 
     def _host_of(self, process: ProcessId) -> int:
         return self._mesh(process.mesh).ranks[process.rank].host
@@ -357,7 +359,7 @@ class Controller(MeshCalls):
                 self._connected(message, socket.socket(fileno=frame.take_fd()))
 
     def _forgotten(self, mesh: MeshRecord) -> None:
-        self._owners.forget(mesh)
+        self._children.forget(mesh)
         for rank, record in enumerate(mesh.ranks):
             self._introductions.forget(mesh.id, rank, record.incarnation)
         self._streams.forget(mesh.id, len(mesh.ranks))
@@ -406,7 +408,7 @@ class Controller(MeshCalls):
             for mesh in meshes:
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
             self._book.fail_mesh(HOSTS, MeshStopped("the job was stopped"))
-            listeners.remove(self._supervising.hear)
+            listeners.remove(self._failures.hear)
             self.driver.stop()
             self._reactor.stop()
             self._thread.join()

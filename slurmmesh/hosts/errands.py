@@ -1,6 +1,7 @@
 """Requests that are sent on for somebody else, and their answers brought back.
 
-A host agent runs the errands of its procs: calls and casts that their actors make by the hosts.
+A host agent runs the errands of its procs: calls and casts that their actors make by the hosts, and
+what they ask of the controller.
 The controller runs those of the hosts that they cannot run themselves.
 """
 
@@ -45,7 +46,7 @@ class Errands:
         return call in self._open
 
     def take(self, sender: Way, frame: Frame) -> None:
-        """Send a CALL or CAST on. A cast is acknowledged if it has a number."""
+        """Send a request on. A cast is acknowledged if it has a number."""
         number = next(self._numbers)
         wanted = frame.kind is Kind.CALL or frame.call
         if wanted:

@@ -177,7 +177,7 @@ class RankLog:
     fd: int
 
     def write(self, lines: Sequence[bytes], levels: Levels) -> None:
-        """See ``Sink.write``. A host without a file leaves what is sent to the controller."""
+        """See ``LineSink.write``. A host without a file leaves what is sent to the controller."""
         least = self.log.level_of(*self.key)
         if least is not None:
             self.log.wait(self.key, self.fd, lines, levels, least)
@@ -185,5 +185,5 @@ class RankLog:
             self.log.file.write(lines, self.prefix)
 
     def is_busy(self, now: float) -> bool:
-        """See ``Sink.is_busy``."""
+        """See ``LineSink.is_busy``."""
         return self.log.file.is_busy(now)

@@ -14,7 +14,7 @@ from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcOptions, Runtime, runtime_of
 from slurmmesh.errors import UsageError
 from slurmmesh.hosts.controller import Controller
-from slurmmesh.hosts.syncing import MAX_BYTES, Choice, SyncedWorkspace, in_background
+from slurmmesh.hosts.syncing import MAX_BYTES, SyncedWorkspace, SyncRequest, in_background
 from slurmmesh.shape import Extent, Region, Shaped
 from slurmmesh.supervision import Supervision
 from slurmmesh.wire.codec import dumps
@@ -146,12 +146,12 @@ class HostMesh(Shaped):
         """
         controller = self._controller
         jobs = [config.load_settings().job_root, controller.roster.job_folder]
-        choice = Choice.of(folder, exclude, max_bytes, filter(None, jobs))
+        request = SyncRequest.of(folder, exclude, max_bytes, filter(None, jobs))
         hosts = self.region.ranks
         return CoroutineFuture(
             in_background(
-                f"sync_workspace of {choice.folder}",
-                lambda: controller.sync_workspace(hosts, choice, auto_reload),
+                f"sync_workspace of {request.folder}",
+                lambda: controller.sync_workspace(hosts, request, auto_reload),
             )
         )
 

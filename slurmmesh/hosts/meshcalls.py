@@ -14,10 +14,10 @@ from slurmmesh.actors.future import Future
 from slurmmesh.actors.owners import Owner
 from slurmmesh.actors.runtime import ProcEvent
 from slurmmesh.errors import MeshStopped, SupervisionError, UsageError
+from slurmmesh.hosts.children import Children
 from slurmmesh.hosts.lifecycle import Lifecycle
 from slurmmesh.hosts.meshes import MeshRecord, SpawnedActor
 from slurmmesh.hosts.messages import StopProcs
-from slurmmesh.hosts.owners import Owners
 from slurmmesh.hosts.ownproc import OwnProc
 from slurmmesh.hosts.reloading import reload_modules
 from slurmmesh.hosts.roster import HostRecord, Roster
@@ -40,7 +40,7 @@ class MeshCalls:
     _lock: threading.RLock
     _life: Lifecycle
     _caller: Caller
-    _owners: Owners
+    _children: Children
     _streams: LogStreams
 
     def call(
@@ -104,14 +104,14 @@ class MeshCalls:
         """See ``Runtime.create``."""
         what = f"building {name!r}"
         if frame.mesh == self.own.mesh:
-            self._owners.new_actor(frame.mesh, frame.actor, owner)
+            self._children.new_actor(frame.mesh, frame.actor, owner)
             return self.own.create(frame, name, owner)
         mesh = self._mesh(frame.mesh)
         self._life.share(mesh, frame)
         with self._lock:
             if mesh.over is not None:
                 raise mesh.over
-            self._owners.new_actor(mesh.id, frame.actor, owner)
+            self._children.new_actor(mesh.id, frame.actor, owner)
             mesh.created.append((frame, what))
             self._life.expect(mesh, home)
             mesh.spawned[frame.actor] = SpawnedActor(name, owner, set(frame.ranks))
@@ -137,11 +137,11 @@ class MeshCalls:
         if mesh == self.own.mesh:
             return self.own.stop_actors(actor)
         record = self._known(mesh)
-        return self._owners.stop_actors(record, actor, ranks) if record else _done()
+        return self._children.stop_actors(record, actor, ranks) if record else _done()
 
     def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
         """See ``Runtime.end_owned``."""
-        return self._owners.end_owned(owner, grace_s)
+        return self._children.end_owned(owner, grace_s)
 
     def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
         """See ``Runtime.stop_procs``."""

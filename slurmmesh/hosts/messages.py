@@ -152,8 +152,8 @@ class RankLines(NamedTuple):
     dropped: int
 
 
-HOSTS = 0
-"""What these are calls to: the mesh whose ranks are the host agents themselves."""
+HOSTS = 0xFFFFFFFF
+"""What these are calls to: the mesh whose ranks are the host agents themselves. No other has it."""
 
 
 class OfferFolder(NamedTuple):

@@ -75,7 +75,7 @@ def _missing(count: int) -> bytes:
     return f"{now} slurmmesh | {count} lines are missing here: not written in time\n".encode()
 
 
-class Sink(Protocol):
+class LineSink(Protocol):
     """Where a stream's lines go."""
 
     def write(self, lines: Sequence[bytes], levels: Levels) -> None:
@@ -92,7 +92,7 @@ class Stream:
     put into the log, so it does not hold up the others.
     """
 
-    def __init__(self, reactor: Reactor, sink: Sink) -> None:
+    def __init__(self, reactor: Reactor, sink: LineSink) -> None:
         self._reactor = reactor
         self._sink = sink
         self._rest = b""

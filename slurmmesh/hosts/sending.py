@@ -1,9 +1,10 @@
-"""Requests of a host's procs on their way: to procs here, to other hosts, or by the controller.
+"""Requests of a host's procs on their way: to procs here, to other hosts, or to the controller.
 
 Where a mesh is the controller is asked once, when something here first calls it by the hosts:
 restarts do not move ranks. So the way of a mesh's requests is chosen once, too, and those of one
 sender keep their order. Where hosts reach each other none of them passes the controller; between
-hosts that do not (several on the controller's own machine) it passes them on.
+hosts that do not (several on the controller's own machine) it passes them on. What procs ask of it
+itself (``hosts/asks.py``) it answers.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.addresses import CONTROLLER
+from slurmmesh.actors.failure import refusal
 from slurmmesh.errors import HostLost
 from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.messages import FindMesh, MeshFound
 from slurmmesh.hosts.relay import Way, origin_of
 from slurmmesh.hosts.routes import Routes
-from slurmmesh.wire.codec import dumps
-from slurmmesh.wire.frames import Frame, Kind
+from slurmmesh.wire.frames import Frame
 from slurmmesh.wire.reactor import Reactor
 
 
@@ -66,11 +67,11 @@ class Sending:
             lambda: False,
         )
         self._found: dict[int, MeshFound] = {}
-        self._ways: dict[int, Callable[[Frame], Any]] = {}
+        self._ways: dict[int, Callable[[Frame], Any]] = {CONTROLLER.mesh: post}
         self._waiting: dict[int, list[Frame]] = {}
 
     def send(self, sender: Way, frame: Frame) -> None:
-        """Send a CALL or CAST of a proc; its answers are posted there."""
+        """Send a CALL, CAST or ASK of a proc; its answers are posted there."""
         self._errands.take(sender, frame)
 
     def forget(self, sender: Way) -> None:
@@ -146,8 +147,7 @@ class Sending:
         found = self._found.get(frame.mesh)
         name = found.names[rank // found.per_host] if found else ""
         error = HostLost(name, "there is no way to it from another host")
-        body, _ = dumps(Failure.of(error, actor="", rank=rank, host=name, fatal=True))
-        return Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+        return refusal(frame, rank, name, error)
 
 
 class _Here:

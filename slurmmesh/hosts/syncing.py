@@ -57,7 +57,7 @@ class SyncedWorkspace:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SyncRequest:
     """What is to be sent.
 
     Attributes:
@@ -77,7 +77,7 @@ class Choice:
         exclude: Iterable[str],
         max_bytes: int,
         jobs: Iterable[str | os.PathLike[str]],
-    ) -> Choice:
+    ) -> SyncRequest:
         """Check what a user asks for.
 
         Args:
@@ -132,7 +132,7 @@ class Syncing:
         self._lock = threading.Lock()
         self._last: dict[str, Manifest] = {}
 
-    def sync(self, hosts: dict[int, str], choice: Choice) -> SyncedWorkspace:
+    def sync(self, hosts: dict[int, str], request: SyncRequest) -> SyncedWorkspace:
         """Bring the copies of a folder on these hosts, each with its name, to what it is now.
 
         Raises:
@@ -140,10 +140,10 @@ class Syncing:
                 it was, or what it was to be, whole.
             HostLost: a host is gone.
         """
-        folder = choice.folder
+        folder = request.folder
         with self._lock:
             listing = read_folder(
-                folder, choice.exclude, choice.private, max_bytes=choice.max_bytes
+                folder, request.exclude, request.private, max_bytes=request.max_bytes
             )
             offer = OfferFolder(folder, listing.manifest)
             answers = self._ask(tuple(hosts), offer, f"offering {folder}").get()

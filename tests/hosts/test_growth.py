@@ -68,7 +68,7 @@ def tables(tmp_path: Path, monkeypatch) -> Path:
 
 
 def sizes(controller: Controller) -> dict[str, int]:
-    life, owners = controller._life, controller._owners
+    life, children = controller._life, controller._children
     kept: dict[str, Any] = {
         "meshes": life.meshes,
         "places": controller._caller._places,
@@ -77,9 +77,9 @@ def sizes(controller: Controller) -> dict[str, int]:
         "doors": controller._introductions._doors,
         "windows": controller._streams._windows,
         "book": controller._book._open,
-        "children": [child for all_of in owners._children.values() for child in all_of],
-        "own": controller._supervising._own,
-        "gathered": controller._supervising._gathered,
+        "children": [child for all_of in children._by_process.values() for child in all_of],
+        "own": controller._failures._own,
+        "gathered": controller._failures._gathered,
         "spawned": [n for mesh in life.meshes.values() for n in mesh.spawned],
         "created": [n for mesh in life.meshes.values() for n in mesh.created],
     }
@@ -145,8 +145,8 @@ def test_meshes_that_were_stopped_take_no_room(tables, tmp_path, wait_until):
     assert sizes(controller) == before
 
     hosts.stop()
-    # Of the host's: how the lasting proc ended, and where its mesh was.
-    assert json.loads(tables.read_text()) == [1, 1, 0, 0, 0]
+    # Of the host: how the lasting proc ended, where its mesh was, and the way to the controller.
+    assert json.loads(tables.read_text()) == [1, 1, 0, 0, 1]
 
 
 def switches(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Who owns what, in the controller: meshes and actors end with the actor that spawned them."""
+"""Who has spawned what, in the controller: meshes and actors end with who spawned them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Child = tuple[int, "MeshRecord | None", int, int]
 """The actor that owns it, the record if it is a mesh, the mesh, and the actor if it is one."""
 
 
-class Owners:
+class Children:
     """Keeps the book of children. Safe to use from any thread.
 
     Args:
@@ -41,7 +41,7 @@ class Owners:
         self._book = book
         self._stop_procs = stop_procs
         self._stop_actors = stop_actors
-        self._children: dict[ProcessId, list[_Child]] = {}
+        self._by_process: dict[ProcessId, list[_Child]] = {}
 
     def new_mesh(self, mesh: MeshRecord) -> None:
         """A proc mesh is about to be spawned. Raises MeshStopped if its owner is gone."""
@@ -57,7 +57,7 @@ class Owners:
         with self._lock:
             if not self.lives(owner):
                 raise MeshStopped(f"who spawns here is gone: {owner}")
-            children = self._children.setdefault(owner.process, [])
+            children = self._by_process.setdefault(owner.process, [])
             children.append((owner.actor, record, mesh, actor))
 
     def lives(self, owner: Owner) -> bool:
@@ -78,16 +78,16 @@ class Owners:
     def process_ended(self, process: ProcessId) -> None:
         """A proc is gone, and with it end the children of all its actors."""
         with self._lock:
-            actors = {actor for actor, *_ in self._children.get(process, ())}
+            actors = {actor for actor, *_ in self._by_process.get(process, ())}
         if actors:
             self._end(process, actors, GRACE_S)
 
     def _end(self, process: ProcessId, actors: set[int], grace_s: float) -> Future[None]:
         with self._lock:
-            children = self._children.pop(process, [])
+            children = self._by_process.pop(process, [])
             ending = [child for child in children if child[0] in actors]
             if left := [child for child in children if child[0] not in actors]:
-                self._children[process] = left
+                self._by_process[process] = left
         meshes = {mesh for _, record, mesh, _ in ending if record is not None}
         futures = []
         for _, record, mesh, actor in reversed(ending):  # the last spawned first
@@ -103,12 +103,12 @@ class Owners:
 
     def _drop(self, is_over: Callable[[_Child], bool]) -> None:
         with self._lock:
-            for process, children in list(self._children.items()):
+            for process, children in list(self._by_process.items()):
                 left = [child for child in children if not is_over(child)]
                 if left:
-                    self._children[process] = left
+                    self._by_process[process] = left
                 else:
-                    del self._children[process]
+                    del self._by_process[process]
 
     def stop_actors(self, mesh: MeshRecord, actor: int, ranks: Sequence[int]) -> Future[None]:
         """See ``Runtime.stop_actors``; no ranks: all that it has."""

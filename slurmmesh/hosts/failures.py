@@ -33,7 +33,7 @@ LISTEN_S = 1.0
 _MAX_HEARD = 4096
 
 
-class Supervising:
+class Failures:
     """Gathers failures and tells owners. In the controller's loop, but for ``hear``.
 
     Args:
