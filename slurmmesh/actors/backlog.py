@@ -33,6 +33,11 @@ class Backlog:
         self._marked: dict[int, int] = {}
         self._waiting: list[tuple[Sequence[int], Future[None]]] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that is marked is under way."""
+        return not (self._marked or self._waiting)
+
     def count(self, frame: Frame) -> dict[int, int]:
         """Count a message that is about to be sent.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from slurmmesh.actors.backlog import Backlog, marker
 from slurmmesh.actors.calls import CallBook
-from slurmmesh.actors.deadlines import Deadlines, too_late
+from slurmmesh.actors.deadlines import Deadlines
 from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
@@ -29,6 +29,8 @@ from slurmmesh.wire.reactor import in_loop_thread
 
 MAX_LINKS = 512
 """So many direct links a process keeps as a caller; to further ranks it speaks by the hosts."""
+MANY_MESHES = 256
+"""From so many meshes on, a process looks for those that it may forget."""
 _NEWS_S = 5.0
 """How long the news of a death may come after the end of the link to its proc."""
 _ASK_AGAIN_S = 5.0
@@ -72,6 +74,7 @@ class Caller:
         self._by_hosts = by_hosts
         self._ask = ask
         self._places: dict[int, dict[int, Place]] = {}
+        self._many = MANY_MESHES
         self._backlogs: dict[int, Backlog] = {}
         self._broken: dict[tuple[int, int], list[DirectLink]] = {}
         self._count = 0
@@ -82,11 +85,38 @@ class Caller:
     def place(self, mesh: int, rank: int) -> Place:
         """The place of a rank, made when it is first asked for."""
         with self._lock:
-            places = self._places.setdefault(mesh, {})
+            places = self._places.get(mesh)
+            if places is None:
+                self._forget_idle()
+                places = self._places[mesh] = {}
             place = places.get(rank)
             if place is None:
                 place = places[rank] = Place()
             return place
+
+    def _backlog(self, mesh: int) -> Backlog:
+        """What goes by the hosts to a mesh."""
+        backlog = self._backlogs.get(mesh)
+        if backlog is None:
+            with self._lock:
+                self._forget_idle()
+                backlog = self._backlogs.setdefault(mesh, Backlog(self.book.driver))
+        return backlog
+
+    def _forget_idle(self) -> None:
+        """Forget meshes to which there is no link and nothing under way, once they are many.
+
+        Nobody tells a proc of the end of meshes that it has called. One that is called again is
+        found anew.
+        """
+        meshes = {*self._places, *self._backlogs}
+        if len(meshes) < self._many:
+            return
+        for mesh in meshes:
+            backlog, places = self._backlogs.get(mesh), self._places.get(mesh, {})
+            if (backlog is None or backlog.is_idle) and all(map(_is_idle, places.values())):
+                self.forget(mesh)
+        self._many = max(MANY_MESHES, 2 * len({*self._places, *self._backlogs}))
 
     def call(
         self,
@@ -186,9 +216,7 @@ class Caller:
         longer than ``timeout`` seconds.
         """
         mesh, ranks = frame.mesh, frame.ranks
-        backlog = self._backlogs.get(mesh)
-        if backlog is None:
-            backlog = self._backlogs.setdefault(mesh, Backlog(self.book.driver))
+        backlog = self._backlog(mesh)
         sizes = backlog.count(frame)
         if sizes and not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
             backlog.wait(ranks, timeout)
@@ -214,13 +242,8 @@ class Caller:
         """Fail a call in ``timeout`` seconds unless its last future is done by then."""
         if timeout is None:
             return
-        mesh, ranks = frame.mesh, len(frame.ranks)
-        began = self.driver.reactor.clock()
-
-        def expire() -> None:
-            fail(too_late(what, timeout, missing(), ranks, self.deaths(mesh, began)))
-
-        last.add_waker(self._deadlines.add(timeout, expire).met)
+        deaths = functools.partial(self.deaths, frame.mesh)
+        self._deadlines.limit(last, timeout, what, len(frame.ranks), missing, fail, deaths)
 
     def cast(self, frame: Frame) -> None:
         """Send a CAST to its ranks."""
@@ -391,6 +414,10 @@ def _send(link: DirectLink, frame: Frame, sink: Sink | None) -> None:
     """Send a message over a direct link. Raises LinkClosed."""
     frame = replace(frame, ranks=())
     link.wait_for_room(frame, link.send_message(frame, sink))
+
+
+def _is_idle(place: Place) -> bool:
+    return place.link is None and not place.under_way
 
 
 def _without(frame: Frame, apart: dict[int, DirectLink], call: int) -> Frame:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slurmmesh.actors.future import Future
 from slurmmesh.errors import CallTimeout, ExitCause
 from slurmmesh.wire.reactor import Reactor, Timer
 
@@ -62,6 +63,30 @@ class Deadlines:
         if is_first:
             self._reactor.call_soon(self._arm)
         return deadline
+
+    def limit(
+        self,
+        last: Future[Any],
+        seconds: float,
+        what: str,
+        asked: int,
+        missing: Callable[[], Sequence[int]],
+        fail: Callable[[CallTimeout], Any],
+        deaths: Callable[[float], Sequence[ExitCause]] = lambda _since: (),
+    ) -> None:
+        """Fail a call in so many seconds unless its last future is done by then.
+
+        Args:
+            asked: of so many ranks.
+            missing: the ranks that have not answered.
+            deaths: of ranks of the mesh since a time of the loop's clock.
+        """
+        began = self._reactor.clock()
+
+        def expire() -> None:
+            fail(too_late(what, seconds, missing(), asked, deaths(began)))
+
+        last.add_waker(self.add(seconds, expire).met)
 
     def _one_met(self) -> None:
         with self._lock:

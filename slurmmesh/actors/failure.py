@@ -12,6 +12,8 @@ from typing import Any
 import cloudpickle
 
 from slurmmesh.errors import ActorError, SupervisionError
+from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.frames import Frame, Kind
 
 MAX_SUMMARY = 500
 """Characters of the one line that tells what happened."""
@@ -108,6 +110,12 @@ class Failure:
         except BaseException:  # its class is not importable here, or its own code raised
             return None
         return loaded if isinstance(loaded, BaseException) else None
+
+
+def refusal(request: Frame, rank: int, host: str, error: Exception) -> Frame:
+    """The answer to a request that reaches no actor, on behalf of the rank that it was for."""
+    body, _ = dumps(Failure.of(error, actor="", rank=rank, host=host, fatal=True))
+    return Frame(Kind.ERROR, body, (), request.call, request.mesh, request.actor, (rank,))
 
 
 def _name(cls: type) -> str:

@@ -25,7 +25,7 @@ from slurmmesh import telemetry
 from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.bootstrap import run_bootstrap
 from slurmmesh.actors.context import Context, set_process_context
-from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.failure import refusal
 from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox
 from slurmmesh.actors.messages import (
@@ -328,13 +328,8 @@ class _Proc:
         assert self._context is not None
         if message.is_cast:
             return
-        rank, host = self._context.proc_rank, self._context.host
-        body, _ = dumps(Failure.of(error, actor="", rank=rank, host=host, fatal=True))
-        if message.frame is None:
-            answer = Frame(Kind.ERROR, body, (), message.number)
-        else:
-            frame = message.frame
-            answer = Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+        request = message.frame or Frame(Kind.CALL, call=message.number)
+        answer = refusal(request, self._context.proc_rank, self._context.host, error)
         with contextlib.suppress(LinkClosed):
             message.link.post(answer)
 

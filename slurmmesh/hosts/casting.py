@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from slurmmesh.actors.calls import CallBook
-from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.failure import refusal
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import HostLost, LinkClosed, SupervisionError
 from slurmmesh.hosts.errands import Errands
@@ -17,7 +17,6 @@ from slurmmesh.hosts.meshes import MeshRecord
 from slurmmesh.hosts.messages import FindHosts, FindMesh, HostsFound, Listen, Listening, MeshFound
 from slurmmesh.hosts.roster import HostRecord, Roster
 from slurmmesh.hosts.routes import Routes
-from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.gather import unmerge
 from slurmmesh.wire.links import Link
@@ -183,9 +182,7 @@ class Casting:
         else:
             host = self._hosts[record.ranks[rank].host]
             name, error = host.name, host.lost or HostLost(host.name, "its link is closed")
-        failure = Failure.of(error, actor="", rank=rank, host=name, fatal=True)
-        body, _ = dumps(failure)
-        return Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+        return refusal(frame, rank, name, error)
 
 
 class Directory:

@@ -20,8 +20,8 @@ from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.context import Context
 from slurmmesh.actors.created import Created
-from slurmmesh.actors.deadlines import Deadlines, too_late
-from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.deadlines import Deadlines
+from slurmmesh.actors.failure import refusal
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.owners import GRACE_S, Family, Owner
@@ -31,7 +31,6 @@ from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.hosts.relay import Way
 from slurmmesh.shape import Extent, Region
 from slurmmesh.wire.batches import BatchLink
-from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Buffer, Frame, Kind
 from slurmmesh.wire.reactor import Reactor, print_error
 
@@ -121,11 +120,9 @@ class OwnProc:
         call, future = self._book.open(self.mesh, (0,), finish, what)
         self._post(self._message(replace(frame, call=call)), frame.actor)
         if timeout is not None:
-
-            def expire() -> None:
-                self._book.fail(call, too_late(what, timeout, (0,), 1, ()))
-
-            future.add_waker(self._deadlines.add(timeout, expire).met)
+            self._deadlines.limit(
+                future, timeout, what, 1, lambda: (0,), lambda error: self._book.fail(call, error)
+            )
         return future
 
     def cast(self, frame: Frame) -> None:
@@ -135,7 +132,8 @@ class OwnProc:
     def take(self, way: Way, frame: Frame) -> None:
         """Take a request of a proc of some host."""
         if frame.kind is Kind.CAST and frame.call:
-            self._answer(way, frame, Kind.DELIVERED)
+            delivered = Frame(Kind.DELIVERED, b"", (), frame.call, frame.mesh, frame.actor, (0,))
+            self._answer(way, delivered)
         link = _Back(way.post)
         self._post(Message(cast(BatchLink, link), frame), frame.actor)
 
@@ -176,13 +174,12 @@ class OwnProc:
         error = SupervisionError(f"there is no actor {actor} in the program's process")
         if (name := self._stopped.get(actor)) is not None:
             error = MeshStopped(f"{name!r} was stopped")
-        body, _ = dumps(Failure.of(error, actor="", rank=0, host=self.host, fatal=True))
         assert message.frame is not None
-        self._answer(message.link, message.frame, Kind.ERROR, body)
+        self._answer(message.link, refusal(message.frame, 0, self.host, error))
 
-    def _answer(self, way: Any, frame: Frame, kind: Kind, body: bytes = b"") -> None:
+    def _answer(self, way: Any, frame: Frame) -> None:
         with contextlib.suppress(LinkClosed):
-            way.post(Frame(kind, body, (), frame.call, frame.mesh, frame.actor, (0,)))
+            way.post(frame)
 
     def _run(self, runner: ActorRunner) -> None:
         try:

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from slurmmesh.actors.backlog import is_marker
-from slurmmesh.actors.failure import Failure
+from slurmmesh.actors.failure import refusal
 from slurmmesh.errors import MeshStopped, ProcDied, SupervisionError
 from slurmmesh.hosts.messages import HostWelcome, ProcGone, SpawnProcs
 from slurmmesh.hosts.neighbours import Neighbours, index_of
 from slurmmesh.hosts.procs import HostedProc
 from slurmmesh.hosts.relay import ANSWERS, REQUESTS, Relay, Way
 from slurmmesh.hosts.sending import Sending
-from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import Reactor
@@ -126,9 +125,7 @@ class Passing:
             error = MeshStopped("the mesh was stopped")
         else:
             error = SupervisionError(f"rank {rank} was never started on {self._name}")
-        failure = Failure.of(error, actor="", rank=rank, host=self._name, fatal=True)
-        body, _ = dumps(failure)
-        return Frame(Kind.ERROR, body, (), frame.call, frame.mesh, frame.actor, (rank,))
+        return refusal(frame, rank, self._name, error)
 
     # -- neighbours -----------------------------------------------------------------------------
 

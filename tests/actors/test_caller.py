@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmmesh.actors.addresses import ProcessId
-from slurmmesh.actors.caller import Caller
+from slurmmesh.actors.caller import MANY_MESHES, Caller
 from slurmmesh.actors.direct import DirectLink, Place
 from slurmmesh.actors.remote import ProcRuntime
 from slurmmesh.errors import FrameError
@@ -173,3 +173,20 @@ def test_a_proc_whose_host_does_not_read_takes_answers_while_a_call_waits_for_ro
         link.close()
         while host.recv(1 << 20):
             pass
+
+
+def test_of_many_meshes_those_without_link_and_news_to_come_are_forgotten(direct):
+    caller = direct.caller
+    waiting = caller.place(2, 0)
+    caller.cast(Frame(Kind.CAST, b"", mesh=2, actor=1, ranks=(0,)))
+    for mesh in range(3, 10 * MANY_MESHES):
+        caller.place(mesh, 0)
+        caller.cast(Frame(Kind.CAST, b"", mesh=mesh, actor=1, ranks=(0, 1)))
+        direct.by_hosts[1:] = direct.by_hosts[:0]
+        for call in [call for call in caller.book._open if call > 1]:
+            caller.book.answer_ranks(call, (0, 1), None)
+    assert len(caller._places) <= 2 * MANY_MESHES
+    assert len(caller._backlogs) <= 2 * MANY_MESHES
+    assert caller.place(1, 0) is direct.place
+    assert caller.place(2, 0) is waiting
+    direct.arrived()
