@@ -18,7 +18,7 @@ from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.context import context
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
-from slurmmesh.actors.receipts import Message, Receipts
+from slurmmesh.actors.receipts import Arrival, Receipts
 from slurmmesh.actors.runtime import find_runtime, home
 from slurmmesh.errors import SupervisionError, UsageError
 from slurmmesh.wire.codec import dumps, loads
@@ -167,11 +167,11 @@ class PortReceiver(Generic[T]):
         here = home()
         return self._receipts.next(here.driver if here else None)
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Arrival) -> None:
         """Take a message that arrived. For the runtime."""
         self._receipts.put(message)
 
-    def _value(self, message: Message) -> Any:
+    def _value(self, message: Arrival) -> Any:
         return message.value
 
     def __reduce__(self) -> NoReturn:
@@ -185,7 +185,7 @@ class RankedPortReceiver(PortReceiver[tuple["int | None", T]], Generic[T]):
     what was not sent in an endpoint.
     """
 
-    def _value(self, message: Message) -> Any:
+    def _value(self, message: Arrival) -> Any:
         return message.rank, message.value
 
 
@@ -231,12 +231,12 @@ def packed(failed: bool, value: Any) -> tuple[bytes, list[memoryview]]:
         raise UsageError(f"this value cannot be sent to a port: {error}") from error
 
 
-def _unpacked(body: Buffer, buffers: Sequence[Buffer]) -> Message:
+def _unpacked(body: Buffer, buffers: Sequence[Buffer]) -> Arrival:
     # Loading runs code of the user's classes, which may raise anything.
     try:
         failed, rank, value = loads(body, buffers)
-        return Message(value.rebuild() if failed else value, rank, failed)
+        return Arrival(value.rebuild() if failed else value, rank, failed)
     except Exception as error:
-        return Message(error, None, True)
+        return Arrival(error, None, True)
     except SystemExit as error:
-        return Message(RuntimeError(f"a message cannot be loaded: {error!r}"), None, True)
+        return Arrival(RuntimeError(f"a message cannot be loaded: {error!r}"), None, True)

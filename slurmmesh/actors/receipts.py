@@ -16,7 +16,7 @@ from slurmmesh.wire.driver import Driver
 
 
 @dataclass(frozen=True)
-class Message:
+class Arrival:
     """What arrived at a port. ``value`` is the error to raise if ``failed``."""
 
     value: Any
@@ -35,11 +35,11 @@ class Receipts:
         value: makes a future's result of a message.
     """
 
-    def __init__(self, once: bool, value: Callable[[Message], Any]) -> None:
+    def __init__(self, once: bool, value: Callable[[Arrival], Any]) -> None:
         self._once = once
         self._value = value
         self._lock = threading.RLock()  # a future may be dropped while this thread is at it
-        self._unread: deque[Message] = deque()
+        self._unread: deque[Arrival] = deque()
         self._waiting: dict[int, weakref.ref[Receipt]] = {}  # oldest first
         self._wanted: set[Receipt] = set()  # nobody else may have one with a callback
         self._numbers = itertools.count()
@@ -59,7 +59,7 @@ class Receipts:
         self._match()
         return receipt
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Arrival) -> None:
         """Take a message that arrived."""
         with self._lock:
             self._unread.append(message)
@@ -124,7 +124,7 @@ class Receipt(Future[Any]):
     def __init__(self, receipts: Receipts, number: int, driver: Driver | None) -> None:
         super().__init__("the port", driver)
         self.number = number
-        self.message: Message | None = None
+        self.message: Arrival | None = None
         self.was_read = False
         self.wanted_by = 0
         self._receipts = receipts

@@ -9,7 +9,7 @@ from typing import Any
 from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.ports import Port, PortReceiver, port_of
-from slurmmesh.actors.receipts import Message
+from slurmmesh.actors.receipts import Arrival
 from slurmmesh.errors import UsageError
 
 _forwarding: set[_Forwarder] = set()
@@ -79,7 +79,7 @@ class _Forwarder(PortReceiver[Any]):
         self._port = port
         _forwarding.add(self)
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Arrival) -> None:
         _forwarding.discard(self)
         with contextlib.suppress(UsageError):  # it was answered here, or by another copy
             if message.failed:

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slurmmesh.actors import Channel, Future, Port, PortReceiver
 from slurmmesh.actors.context import ActorInstance, context, enter_context
 from slurmmesh.actors.ports import PORTS
-from slurmmesh.actors.receipts import Message, Receipts
+from slurmmesh.actors.receipts import Arrival, Receipts
 from slurmmesh.errors import ActorError, CallTimeout, SupervisionError, UsageError
 from slurmmesh.shape import Extent
 
@@ -186,7 +186,7 @@ class Matching(RuleBasedStateMachine):
 
     @rule()
     def put(self) -> None:
-        self.receipts.put(Message(self.sent, None, False))
+        self.receipts.put(Arrival(self.sent, None, False))
         self.unread.append(self.sent)
         self.sent += 1
         self.match()
