@@ -49,7 +49,9 @@ int sm_ccl_last_error_text(uint64_t comm, char *text, size_t size, sm_error *err
     return 0;
 }
 
-/* ------------------------------------------------------------------ communicators */
+/* ------------------------------------------------------------------ communicators
+ *
+ * The caller's own pointer goes to the library, which may write to it after the call. */
 
 int sm_ccl_init(uint64_t *comm, const unsigned char *id, int rank, int size, int device,
                 int blocking, sm_error *error)
@@ -63,29 +65,20 @@ int sm_ccl_init(uint64_t *comm, const unsigned char *id, int rank, int size, int
     if (code != 0) {
         return code;
     }
-    uint64_t found = 0;
     if (blocking != 0) {
-        code = SM_CALL(error, ccl_init, (&found, size, read_id(id), rank));
+        code = SM_CALL(error, ccl_init, (comm, size, read_id(id), rank));
     } else {
         struct sm_ccl_config config = configuration(blocking);
-        code = SM_CALL(error, ccl_init_config, (&found, size, read_id(id), rank, &config));
+        code = SM_CALL(error, ccl_init_config, (comm, size, read_id(id), rank, &config));
     }
     sm_guard_leave(&guard);
-    if (code == 0) {
-        *comm = found;
-    }
     return code;
 }
 
 int sm_ccl_split(uint64_t comm, int color, int key, uint64_t *part, sm_error *error)
 {
     SM_REQUIRE(ccl_split, error);
-    uint64_t found = 0;
-    const int code = SM_CALL(error, ccl_split, (comm, color, key, &found, NULL));
-    if (code == 0) {
-        *part = found;
-    }
-    return code;
+    return SM_CALL(error, ccl_split, (comm, color, key, part, NULL));
 }
 
 int sm_ccl_shrink(uint64_t comm, const int *without, int count, int abort, uint64_t *rest,
@@ -98,12 +91,7 @@ int sm_ccl_shrink(uint64_t comm, const int *without, int count, int abort, uint6
     }
     int ranks[MOST]; /* the library wants them writable */
     memcpy(ranks, without, (size_t)count * sizeof ranks[0]);
-    uint64_t found = 0;
-    const int code = SM_CALL(error, ccl_shrink, (comm, ranks, count, &found, NULL, abort != 0));
-    if (code == 0) {
-        *rest = found;
-    }
-    return code;
+    return SM_CALL(error, ccl_shrink, (comm, ranks, count, rest, NULL, abort != 0));
 }
 
 int sm_ccl_grow(uint64_t comm, int size, const unsigned char *id, int rank, int device,
@@ -117,13 +105,9 @@ int sm_ccl_grow(uint64_t comm, int size, const unsigned char *id, int rank, int 
     sm_guard guard = {.device = -1};
     int code = comm == 0 ? sm_guard_enter(device, &guard, error) : 0;
     if (code == 0) {
-        uint64_t found = 0;
         const struct sm_unique_id *address = id != NULL ? &given : NULL;
-        code = SM_CALL(error, ccl_grow, (comm, size, address, rank, &found, NULL));
+        code = SM_CALL(error, ccl_grow, (comm, size, address, rank, grown, NULL));
         sm_guard_leave(&guard);
-        if (code == 0) {
-            *grown = found;
-        }
     }
     return code;
 }

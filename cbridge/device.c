@@ -264,10 +264,18 @@ int sm_stream_synchronize(uint64_t stream, sm_error *error)
     return SM_CALL(error, stream_synchronize, (stream));
 }
 
-int sm_stream_query(uint64_t stream, int *busy, sm_error *error)
+int sm_stream_query(int device, uint64_t stream, int *busy, sm_error *error)
 {
     SM_REQUIRE(stream_query, error);
+    sm_guard guard = {.device = -1};
+    if (stream == 0) { /* each device has its own */
+        const int refused = sm_guard_enter(device, &guard, error);
+        if (refused != 0) {
+            return refused;
+        }
+    }
     const int code = SM_FUNCTION(stream_query)(stream);
+    sm_guard_leave(&guard);
     if (code == SM_GPU_NOT_READY) {
         if (sm_function_of(SM_S_last_error) != NULL) {
             (void)SM_FUNCTION(last_error)(); /* HIP counts "not ready" as an error, too */

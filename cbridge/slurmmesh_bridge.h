@@ -146,8 +146,9 @@ int sm_device_synchronize(int device, sm_error *error);
 int sm_stream_create(int device, uint64_t *stream, sm_error *error);
 int sm_stream_destroy(uint64_t stream, sm_error *error);
 int sm_stream_synchronize(uint64_t stream, sm_error *error);
-/* busy: 1 while work is queued. A failure of queued work is told here as the library tells it. */
-int sm_stream_query(uint64_t stream, int *busy, sm_error *error);
+/* busy: 1 while work is queued. A failure of queued work is told here as the library tells it.
+ * device: the one whose default stream is meant where stream is 0. */
+int sm_stream_query(int device, uint64_t stream, int *busy, sm_error *error);
 
 /* ------------------------------------------------------------------ memory */
 
@@ -274,7 +275,12 @@ int sm_ccl_unique_id(unsigned char *id, sm_error *error);
 int sm_ccl_last_error_text(uint64_t comm, char *text, size_t size, sm_error *error);
 
 /* Below, "in progress" counts as success: on a communicator that does not block, ask
- * sm_ccl_async_error until it says SM_CCL_READY, before the next call. */
+ * sm_ccl_async_error until it says SM_CCL_READY, before the next call.
+ *
+ * Where a call makes a communicator, the library keeps the pointer it is given and writes to it
+ * until the new communicator is ready or was aborted, from a thread of its own: it must stay valid
+ * so long. Such a call may leave 0 there at first: then ask for the state of the communicator that
+ * it is made from. */
 
 /* Join `size` ranks. blocking 0: returns at once (SM_E_NO_SYMBOL where the library cannot). */
 int sm_ccl_init(uint64_t *comm, const unsigned char *id, int rank, int size, int device,

@@ -81,6 +81,7 @@ class Library:
         self.platform = _NAMES[self.lib.sm_loaded_platform()]
         self.emulator = self._text(self.lib.sm_emulator_version())
         self._local = threading.local()
+        self._answers: dict[str, Any] = {}  # by function: the type of what `ask` gets
 
     @property
     def emulated(self) -> bool:
@@ -103,7 +104,11 @@ class Library:
 
     def ask(self, name: str, *arguments: Any) -> int:
         """Call a function whose last parameter before the error receives a number; that number."""
-        answer = self.ffi.new(self.ffi.typeof(getattr(self.lib, name)).args[len(arguments)])
+        kind = self._answers.get(name)
+        if kind is None:
+            kind = self.ffi.typeof(getattr(self.lib, name)).args[len(arguments)]
+            self._answers[name] = kind
+        answer = self.ffi.new(kind)
         self.call(name, *arguments, answer)
         return int(answer[0])
 

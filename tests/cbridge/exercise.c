@@ -117,7 +117,7 @@ static void streams(void)
     int busy = -1;
     FINE(sm_stream_create(0, &stream, &error));
     FINE(sm_stream_synchronize(stream, &error));
-    FINE(sm_stream_query(stream, &busy, &error));
+    FINE(sm_stream_query(0, stream, &busy, &error));
     CHECK(busy == 0);
     FINE(sm_stream_destroy(stream, &error));
     FINE(sm_device_synchronize(0, &error));
