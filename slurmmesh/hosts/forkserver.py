@@ -12,6 +12,7 @@ as it was, whatever an import does, and no later proc gets a module as it was be
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -62,7 +63,7 @@ def serve(server: socket.socket) -> None:
         imports = [
             name for name in request.imports if name not in sys.modules and name not in unfit
         ]
-        error = _prepare(request, fds)
+        error = _prepare(request)
         if imports and not error:
             fork = _fork_with_imports(server, request, fds, imports)
             if fork is None:
@@ -101,10 +102,8 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _prepare(request: ForkRequest, fds: list[int]) -> str:
+def _prepare(request: ForkRequest) -> str:
     """Import what every proc from here on is to have. Returns why that cannot be."""
-    if len(fds) != FDS_EACH * len(request.local_ranks):
-        return "the fork server is out of descriptors"
     try:
         os.chdir(request.cwd)
         sys.path[:] = request.sys_path
@@ -114,8 +113,10 @@ def _prepare(request: ForkRequest, fds: list[int]) -> str:
     return ""
 
 
-def _answer(server: socket.socket, request: ForkRequest, fds: list[int], error: str) -> bool:
+def _answer(server: socket.socket, request: ForkRequest, fds: list[int], error: str = "") -> bool:
     """Serve a request for which all is imported. False if nobody is there any more."""
+    if len(fds) != FDS_EACH * len(request.local_ranks):
+        error = "the fork server is out of descriptors"
     reply = ForkReply(error=error) if error else _serve(server, request, fds)
     _close(fds)
     try:
@@ -182,15 +183,17 @@ def _serve_order(
                 new = [name for name in sys.modules if name not in before]
                 os.write(write, " ".join([_READY, *filter(_is_ours, new)]).encode())
                 code = 0
-        os.close(write)
-        if code:  # what it has started ends with it
+        if code:  # nothing is left of the attempt
+            with contextlib.suppress(BaseException):
+                atexit._run_exitfuncs()
             become_subreaper()
             sweep_children()
+        os.close(write)
         taken: tuple[ForkRequest | TakeOutput, list[int]] | None = request, fds
         while not code and taken:
             order, fds = taken
             assert isinstance(order, ForkRequest)
-            served = _answer(server, order, fds, _prepare(order, fds))
+            served = _answer(server, order, fds)
             taken = _take(server) if served and order.more else None
     finally:
         os._exit(code)

@@ -10,11 +10,9 @@ import contextlib
 import gc
 import importlib
 import os
-import random
 import signal
 import sys
 import threading
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +23,14 @@ from slurmmesh.linux import children
 
 RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 """Variables that procs have and this process does not: who reads them is to be imported there."""
+
+_PERSONAL = {
+    "random": ("Random",),
+    "numpy.random": ("Generator", "RandomState"),
+    "uuid": ("UUID",),
+    "tempfile": ("TemporaryDirectory",),
+}
+"""Classes, by their modules, of what each process should make for itself."""
 
 
 class NoRank:
@@ -111,13 +117,13 @@ def _watched_environment() -> Iterator[list[str]]:
 
 
 def _personal() -> str:
-    """The name of something in a module of the user's that each process should make for itself."""
-    kinds: tuple[type, ...] = (random.Random, uuid.UUID, NoRank)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        kinds += (numpy_random.Generator, numpy_random.RandomState)
+    """The name of something of that kind in a module of the user's."""
+    kinds: list[type] = [NoRank]
+    for home, names in _PERSONAL.items():
+        if home in sys.modules:
+            kinds += [getattr(sys.modules[home], name) for name in names]
     for module in users_modules():
         for name, value in list(vars(sys.modules[module]).items()):
-            if isinstance(value, kinds):
+            if isinstance(value, tuple(kinds)):
                 return f"{module}.{name}"
     return ""

@@ -30,6 +30,11 @@ class Look(sm.Actor):
         return os.getpid()
 
     @sm.endpoint
+    def surroundings(self):
+        import sys
+        return sys.path[-1], os.environ["X"]
+
+    @sm.endpoint
     def value(self):
         return value
 
@@ -83,11 +88,12 @@ def importers(log: Path) -> list[int]:
 
 
 def test_a_module_is_imported_once_for_all_procs_of_a_host(hosts, write, log):
-    looks = write()
+    looks = write("import sys\nsys.path.append('added')\nos.environ['X'] = 'set'\nvalue = 1")
     actors = hosts.spawn_procs({"gpus": 3}).spawn("look", looks.Look)
     pids = actors.pid.call().get(60).values()
     assert len(set(importers(log))) == len(importers(log)) == 2
     assert not set(importers(log)) & set(pids)
+    assert list(actors.surroundings.call().get(60).values()) == [("added", "set")] * 6
 
 
 @pytest.mark.slow
@@ -147,6 +153,7 @@ OTHERS = [
     "local = os.environ.get('LOCAL_RANK', 0)",
     "variables = dict(os.environ)",
     "import random\nnumbers = random.Random()",
+    "import tempfile\nplace = tempfile.TemporaryDirectory()",
     "rank = sm.current_rank()",
     "me = sm.context()",
     "if 'RANK' not in os.environ: raise SystemExit(0)",
@@ -166,6 +173,23 @@ def test_a_module_that_does_not_bear_it_is_imported_by_each_proc(write, log, tmp
         assert sorted(importers(log)[1:]) == sorted(pids), body
         again = host.spawn_procs().spawn("look", module.Look).pid.call().get(60)
         assert importers(log)[3:] == list(again.values()), body  # it is not tried twice
+    host.stop()
+
+
+@pytest.mark.slow
+def test_an_import_that_does_not_end_is_left_to_the_procs(write, log, tmp_path, monkeypatch):
+    def impatient(module, *args):
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; import slurmmesh.hosts.forkserver as server; "
+            f"server.IMPORT_S = 0.3; import {module} as module; module.main()"
+        )
+        return [sys.executable, "-c", code, *args]
+
+    looks = write("import time\nif 'RANK' not in os.environ: time.sleep(1000)\nvalue = 1")
+    monkeypatch.setattr("slurmmesh.hosts.local.python_command", impatient)
+    host = sm.local_hosts(1, tmp_path / "job")
+    pids = host.spawn_procs({"gpus": 2}).spawn("look", looks.Look).pid.call().get(60).values()
+    assert sorted(importers(log)[1:]) == sorted(pids)
     host.stop()
 
 
