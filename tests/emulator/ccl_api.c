@@ -37,6 +37,7 @@ EMU_EXPORT const char *ncclGetErrorString(int result)
     return known ? texts[result] : "EMULATOR: unknown result code";
 }
 
+#ifndef EMULATOR_OLD
 EMU_EXPORT const char *ncclGetLastError(struct ccl_comm *comm)
 {
     bool known = ccl_acquire(comm);
@@ -45,6 +46,7 @@ EMU_EXPORT const char *ncclGetLastError(struct ccl_comm *comm)
         ccl_release(comm);
     return text;
 }
+#endif
 
 EMU_EXPORT int ncclGetUniqueId(struct ccl_unique_id *id)
 {

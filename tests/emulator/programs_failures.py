@@ -119,11 +119,7 @@ def deserted(rank: int, size: int, unique_id: str) -> None:
         if rank == 0:
             result, text = own.failure()
             say(f"{result} {text}")
-        elif how == "disagree":  # its part is done; or it waits for rank 0, which then aborts
-            while own.busy() and not own.async_error():
-                time.sleep(0.001)
-        else:
-            own.failure()
+        hear()  # so that rank 0 is not told of the end of others
         own.ccl.ok("CommAbort", own.comm)
         own.wait()
 
