@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -209,19 +209,20 @@ class DeviceMemory:
         """
         wanted = self._round_up(_check_size(size))
         with self._usable():
+            more = wanted - self.size
+            if more <= 0:
+                return self.size
+            if self.imported:
+                raise UsageError(
+                    "imported memory grows where it was made; export and import it again"
+                )
             if wanted > self.capacity:
                 raise UsageError(
                     f"{size} bytes are more than the capacity, {self.capacity}, which "
                     "DeviceMemory.reserve(capacity=...) sets"
                 )
-            more = wanted - self.size
-            if more > 0:
-                if self.imported:
-                    raise UsageError(
-                        "imported memory grows where it was made; export and import it again"
-                    )
-                with self._told(f"{more} bytes could not be added to {self.size}"):
-                    self._range.create(more, self.rdma)
+            with self._told(f"{more} bytes could not be added to {self.size}"):
+                self._range.create(more, self.rdma)
             return self.size
 
     def allow(self, device: int) -> None:
@@ -362,7 +363,7 @@ class DeviceMemory:
         """
         try:
             given = self._library.ffi.from_buffer(data)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, BufferError) as error:
             raise UsageError(f"these are no bytes that could be written: {error}") from error
         with self._usable(), given:
             address, size = self._span(offset, len(given))
@@ -420,7 +421,8 @@ class DeviceMemory:
         try:
             yield
         except BaseException:
-            self._range.drop()
+            with suppress(GpuError):  # what failed first is told
+                self._range.drop()
             raise
 
     @contextmanager

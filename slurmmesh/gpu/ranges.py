@@ -123,6 +123,7 @@ class Range:
         except GpuError:
             undo()
             raise
+        # Interrupted there, nobody knows whose it is: it stays mapped rather than be freed twice.
         self._handles.append(int(handle[0]))
         self.extents.append(extent)
 

@@ -1,0 +1,654 @@
+"""What the tests of device memory run, each in a process of its own, on each GPU in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from slurmmesh import gpu
+from slurmmesh.errors import (
+    DeviceOutOfMemory,
+    FrameError,
+    GpuError,
+    GpuForked,
+    GpuUnavailable,
+    GpuUnsupported,
+    LinkClosed,
+    UsageError,
+)
+from slurmmesh.gpu import DeviceMemory, ExportedMemory
+from slurmmesh.gpu.library import Library, load
+from tests.gpu.alive import alive
+
+UNIT = 2 << 20
+
+
+def leaves_nothing(program: Callable[..., Any]) -> Callable[..., Any]:
+    """What is alive after it is what was alive before."""
+
+    @functools.wraps(program)
+    def checked(*arguments: Any) -> Any:
+        with contextlib.suppress(GpuUnsupported):
+            DeviceMemory.reserve(UNIT).free()  # what the libraries open at first, they keep
+        before = alive()
+        answer = program(*arguments)
+        assert alive() == before
+        return answer
+
+    return checked
+
+
+# ------------------------------------------------------------------ platform and devices
+
+
+def tell_platform() -> dict[str, Any]:
+    found = gpu.platform()
+    assert gpu.platform() == found
+    pid = os.fork()  # touches no device: a child can still start
+    if pid == 0:
+        os._exit(0 if gpu.devices() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    versions = found.versions()
+    return {
+        "name": found.name,
+        "gpu_library": found.gpu_library,
+        "runtime": versions.runtime,
+        "driver": versions.driver,
+        "emulated": found.emulated,
+        "describe": found.describe(),
+    }
+
+
+def tell_devices() -> list[list[Any]]:
+    seen = gpu.devices()
+    assert gpu.devices() is seen
+    assert [device.index for device in seen] == list(range(len(seen)))
+    assert len({device.uuid for device in seen}) == len({d.pci_address for d in seen}) == len(seen)
+    return [[d.name, d.uuid, d.memory_bytes, d.vmm, d.rdma, d.dmabuf] for d in seen]
+
+
+def tell_none() -> list[str]:
+    found = gpu.platform()
+    assert found.name == "none"
+    assert found.versions() == type(found.versions())()
+    with pytest.raises(GpuUnavailable) as raised:
+        gpu.devices()
+    return [found.reason, str(raised.value)]
+
+
+def no_device() -> list[str]:
+    assert gpu.platform().name != "none"
+    said = []
+    for use in (gpu.devices, lambda: DeviceMemory.reserve(1)):
+        with pytest.raises(GpuUnavailable) as raised:
+            use()
+        said.append(str(raised.value))
+    return said
+
+
+@leaves_nothing
+def too_old() -> str:
+    with pytest.raises(GpuUnsupported) as raised:
+        DeviceMemory.reserve(1)
+    return str(raised.value)
+
+
+# ------------------------------------------------------------------ sizes and contents
+
+
+@leaves_nothing
+def sizes() -> None:
+    with DeviceMemory.reserve(1, capacity=3 * UNIT + 1) as memory:
+        assert (memory.size, memory.capacity) == (UNIT, 4 * UNIT)
+        address = memory.address
+        memory.fill(0)
+        memory.write(b"first", 10)
+        tensor = memory.tensor()
+        assert memory.grow(UNIT) == memory.grow(5) == UNIT
+        assert memory.grow(UNIT + 1) == memory.size == 2 * UNIT
+        assert memory.grow(4 * UNIT) == 4 * UNIT
+        assert [(e.offset, e.size) for e in memory.extents] == [
+            (0, UNIT),
+            (UNIT, UNIT),
+            (2 * UNIT, 2 * UNIT),
+        ]
+        assert memory.address == address
+        assert bytes(tensor[10:15].tolist()) == b"first"
+        memory.write(b"across", 2 * UNIT - 3)
+        assert memory.read(6, 2 * UNIT - 3) == b"across"
+        assert len(memory.read()) == 4 * UNIT
+        with pytest.raises(UsageError, match=f"capacity, {4 * UNIT}"):
+            memory.grow(4 * UNIT + 1)
+
+
+@leaves_nothing
+def contents() -> None:
+    with DeviceMemory.reserve(UNIT) as memory:
+        memory.fill(7)
+        assert memory.read() == b"\7" * UNIT
+        memory.fill(255, 3, 5)
+        assert memory.read(5, 4) == b"\7\xff\xff\xff\7"
+        memory.write(memoryview(bytearray(b"abc")), UNIT - 3)
+        memory.write(b"")
+        memory.fill(0, 0)
+        assert memory.read(3, UNIT - 3) == b"abc"
+        assert memory.read(0) == memory.read(offset=UNIT) == b""
+        for outside in (
+            lambda: memory.read(UNIT + 1),
+            lambda: memory.read(1, UNIT),
+            lambda: memory.read(1, -1),
+            lambda: memory.read(-1),
+            lambda: memory.write(b"ab", UNIT - 1),
+            lambda: memory.fill(0, 2, UNIT - 1),
+            lambda: memory.dmabuf(0, UNIT + 1),
+        ):
+            with pytest.raises(UsageError, match=f"not within {UNIT}"):
+                outside()
+        for no_bytes in ("text", 5, memoryview(b"abcd")[::2]):
+            with pytest.raises(UsageError, match="no bytes"):
+                memory.write(no_bytes)
+        for no_byte in (256, -1, 1.0, b"a"):
+            with pytest.raises(UsageError, match="no byte"):
+                memory.fill(no_byte)  # type: ignore[arg-type]
+
+
+@leaves_nothing
+def refused_sizes() -> None:
+    for size, capacity in ((0, None), (-1, None), (1.5, None), ("1", None), (True, None)):
+        with pytest.raises(UsageError, match="1 byte or more"):
+            DeviceMemory.reserve(size, capacity=capacity)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="less than the size"):
+        DeviceMemory.reserve(2, capacity=1)
+    for device in (len(gpu.devices()), -1, "0"):
+        with pytest.raises(UsageError, match="there is no device"):
+            DeviceMemory.reserve(1, device=device)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ tensors
+
+
+@leaves_nothing
+def tensors() -> None:
+    memory = DeviceMemory.reserve(UNIT, capacity=2 * UNIT)
+    memory.fill(0)
+    floats = memory.tensor("float32", (3, 4), offset=64)
+    where = "cpu" if gpu.platform().emulated else "cuda"
+    assert (floats.device.type, floats.dtype, floats.shape) == (where, torch.float32, (3, 4))
+    assert floats.data_ptr() == memory.address + 64
+    assert floats.is_contiguous()
+    floats += torch.arange(12, dtype=torch.float32, device=floats.device).reshape(3, 4)
+    torch.cuda.synchronize() if where == "cuda" else None
+    assert struct.unpack("12f", memory.read(48, 64)) == tuple(range(12))
+    memory.write(struct.pack("f", -1.0), 64)
+    assert floats[0, 0].item() == -1.0
+    assert memory.tensor().shape == (UNIT,)
+    assert memory.tensor(torch.int64, offset=8).shape == (UNIT // 8 - 1,)
+    assert memory.tensor("bool", ()).shape == ()
+    assert memory.tensor("uint8", (0, 5), UNIT).numel() == 0
+    assert memory.tensor(torch.bfloat16, [2, 2]).dtype == torch.bfloat16
+    assert memory.tensor(torch.float8_e4m3fn, (4,)).dtype == torch.float8_e4m3fn
+    for dtype, shape, offset, said in (
+        ("float32", None, 2, "multiple of 4"),
+        ("uint8", None, UNIT + 1, "multiple of 1"),
+        ("uint8", (UNIT + 1,), 0, "grow the memory"),
+        ("float64", (UNIT // 8,), 8, "grow the memory"),
+        ("uint8", (-1,), 0, "from 0 on"),
+        ("uint8", (1,) * 65, 0, "64 sizes"),
+        ("int7", None, 0, "float8_e5m2"),
+        (torch.qint8, None, 0, "no tensor can be of type"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            memory.tensor(dtype, shape, offset)
+    gc.collect()
+    assert memory.tensors == 1
+
+
+@leaves_nothing
+def every_type() -> None:
+    from slurmmesh.gpu.dlpack import ELEMENTS
+
+    with DeviceMemory.reserve(UNIT) as memory:
+        for name, element in ELEMENTS.items():
+            kind = getattr(torch, name)
+            tensor = memory.tensor(name, (2,))
+            assert tensor.dtype is kind is memory.tensor(kind, (2,)).dtype
+            assert tensor.element_size() == element.bytes
+
+
+@leaves_nothing
+def tensors_keep_it() -> None:
+    """The memory is given back with the last tensor, whoever goes first."""
+    idle = alive()
+    memory = DeviceMemory.reserve(UNIT)
+    first, second = memory.tensor(), memory.tensor("int32", (4,))
+    used = alive()
+    first.fill_(1)
+    assert memory.tensors == 2
+    memory.free()
+    memory.free()
+    assert memory.freed
+    assert memory.tensors == 0
+    assert alive() == used
+    assert first[5].item() == 1
+    view = second[1:].reshape(3, 1)
+    del first, second
+    assert alive() == used
+    assert view[2].item() == 0x01010101
+    del view
+    assert alive() == idle
+    # Without free(): the same.
+    memory = DeviceMemory.reserve(UNIT)
+    tensor = memory.tensor()
+    del memory
+    assert alive() == used
+    tensor.zero_()
+    # By a thread that knows nothing of this.
+    holder = [tensor]
+    del tensor
+    thread = threading.Thread(target=holder.clear)
+    thread.start()
+    thread.join()
+    assert alive() == idle
+
+
+@leaves_nothing
+def capsules() -> None:
+    memory = DeviceMemory.reserve(UNIT)
+    memory.fill(3)
+    assert torch.from_dlpack(memory)[4].item() == 3
+    unused = memory.__dlpack__(stream=None, max_version=(1, 0))
+    assert memory.tensors == 1
+    with pytest.raises(ZeroDivisionError):
+        _fail_with(memory.__dlpack__())  # it ends while an exception is under way
+    assert memory.tensors == 1
+    memory.free()
+    del unused
+    with pytest.raises(UsageError, match="was freed"):
+        memory.__dlpack__()
+    memory = DeviceMemory.reserve(UNIT)
+    for refused in ({"copy": True}, {"dl_device": (2, 9)}):
+        with pytest.raises(BufferError):
+            memory.__dlpack__(**refused)
+    told = memory.__cuda_array_interface__
+    assert told["data"] == (memory.address, False)
+    assert told["shape"] == (UNIT,)
+    assert memory.__dlpack__(dl_device=memory.__dlpack_device__(), copy=False)
+    memory.free()
+
+
+def _fail_with(capsule: Any) -> None:
+    assert capsule is not None
+    _ = 1 / 0
+
+
+# ------------------------------------------------------------------ its end
+
+
+@leaves_nothing
+def after_free() -> None:
+    with DeviceMemory.reserve(UNIT) as memory:
+        assert "2097152 of 2097152 bytes at 0x" in repr(memory)
+    for use in (
+        memory.read,
+        memory.export,
+        memory.tensor,
+        memory.dmabuf,
+        lambda: memory.write(b"1"),
+        lambda: memory.fill(1),
+        lambda: memory.grow(UNIT),
+        lambda: memory.allow(0),
+        lambda: memory.__cuda_array_interface__,
+    ):
+        with pytest.raises(UsageError, match="was freed"):
+            use()
+    assert repr(memory) == "<DeviceMemory of device 0, freed>"
+    memory = DeviceMemory.reserve(UNIT)
+    for travel in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(UsageError, match="export"):
+            travel(memory)
+    cycle: list[Any] = [memory]
+    cycle.append(cycle)
+
+
+def at_exit() -> None:
+    """The interpreter ends with all of it alive, and with calls recorded."""
+    global _kept
+    ended = Library.call
+
+    def call(self: Library, name: str, *arguments: Any) -> None:
+        ended(self, name, *arguments)
+        if name == "sm_owner_drop":
+            os.write(1, b"dropped\n")
+
+    Library.call = call  # type: ignore[method-assign]
+    memory = DeviceMemory.reserve(UNIT)
+    other = DeviceMemory.reserve(UNIT)
+    _kept = (memory, other, other.tensor(), other.__dlpack__(), memory.export())
+
+
+@leaves_nothing
+def forked() -> None:
+    memory = DeviceMemory.reserve(UNIT, capacity=2 * UNIT)
+    memory.write(b"parent")
+    tensor = memory.tensor()
+    locked, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with memory._usable():
+            locked.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    locked.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _in_child(memory)
+            del tensor, memory
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    release.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert memory.read(6) == b"parent"
+    assert memory.grow(2 * UNIT) == 2 * UNIT
+
+
+def _in_child(memory: DeviceMemory) -> None:
+    signal.alarm(60)
+    for use in (
+        memory.read,
+        memory.export,
+        memory.tensor,
+        lambda: memory.grow(2 * UNIT),
+        lambda: DeviceMemory.reserve(UNIT),
+    ):
+        with pytest.raises(GpuForked, match="fork"):
+            use()
+    memory.free()
+    memory.free()
+
+
+# ------------------------------------------------------------------ failures in the middle
+
+
+class _Broken(GpuError):
+    """Made by the test."""
+
+
+@contextlib.contextmanager
+def failing_at(number: int, error: BaseException) -> Iterator[list[str]]:
+    """The bridge's call with this number, from 0, fails; yields the names of those made."""
+    made: list[str] = []
+    real = Library.call
+
+    def call(self: Library, name: str, *arguments: Any) -> None:
+        made.append(name)
+        if len(made) == number + 1:
+            raise error
+        real(self, name, *arguments)
+
+    Library.call = call  # type: ignore[method-assign]
+    try:
+        yield made
+    finally:
+        Library.call = real  # type: ignore[method-assign]
+
+
+@leaves_nothing
+def failures() -> dict[str, list[str]]:
+    """Each step of each operation fails in turn: nothing is left, and nothing has changed."""
+    steps = {}
+    for error in (_Broken("no more"), KeyboardInterrupt()):
+        steps["reserve"] = _fail_each(lambda: DeviceMemory.reserve(UNIT).free(), error)
+        with DeviceMemory.reserve(UNIT, capacity=4 * UNIT) as memory:
+            memory.fill(5)
+            steps["grow"] = _fail_to_grow(memory, error)
+            steps["export"] = _fail_each(lambda: memory.export().close(), error)
+            steps["tensor"] = _fail_each(memory.tensor, error)
+            with memory.export() as exported:
+                steps["import"] = _fail_each(lambda: DeviceMemory.import_(exported).free(), error)
+    return steps
+
+
+def _fail_each(act: Callable[[], Any], error: BaseException) -> list[str]:
+    """All calls that it makes fail, one at a time; returns their names."""
+    with failing_at(-1, error) as names:
+        act()
+    for number, name in enumerate(names):
+        if not _can_fail(name, error):
+            continue
+        before = alive()
+        with failing_at(number, error), pytest.raises(type(error)):
+            act()
+        assert alive() == before, name
+    return names
+
+
+def _can_fail(name: str, error: BaseException) -> bool:
+    """Not what frees, and no interrupt of what hands over to the owner (see Range)."""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    return name != "sm_owner_drop" and not (interrupted and name == "sm_owner_add")
+
+
+def _fail_to_grow(memory: DeviceMemory, error: BaseException) -> list[str]:
+    with DeviceMemory.reserve(UNIT, capacity=4 * UNIT) as other, failing_at(-1, error) as names:
+        other.grow(3 * UNIT)
+    tensor = memory.tensor()
+    for number, name in enumerate(names):
+        if not _can_fail(name, error):
+            continue
+        before = alive(), memory.extents
+        with failing_at(number, error), pytest.raises(type(error)):
+            memory.grow(3 * UNIT)
+        assert (alive(), memory.extents) == before, name
+        assert memory.read() == b"\5" * UNIT
+    assert memory.grow(3 * UNIT) == 3 * UNIT
+    memory.fill(6, offset=UNIT)
+    assert tensor.sum().item() == 5 * UNIT
+    return names
+
+
+@leaves_nothing
+def out_of_memory(limit: int) -> list[str]:
+    """Of a device that has room for ``limit`` units."""
+    said = []
+    with pytest.raises(DeviceOutOfMemory) as raised:
+        DeviceMemory.reserve((limit + 1) * UNIT)
+    said.append(str(raised.value))
+    memory = DeviceMemory.reserve(UNIT, capacity=2 * limit * UNIT)
+    memory.fill(9)
+    with pytest.raises(DeviceOutOfMemory) as raised:
+        memory.grow((limit + 1) * UNIT)
+    said.append(str(raised.value))
+    assert memory.read() == b"\t" * UNIT
+    assert memory.grow(limit * UNIT) == limit * UNIT
+    memory.free()
+    DeviceMemory.reserve(limit * UNIT).free()
+    return said
+
+
+# ------------------------------------------------------------------ other devices, NICs
+
+
+@leaves_nothing
+def two_devices() -> None:
+    with DeviceMemory.reserve(UNIT, capacity=3 * UNIT, device=1) as memory:
+        assert memory.device == 1
+        memory.allow(0)
+        memory.allow(0)
+        memory.allow(1)
+        memory.grow(3 * UNIT)
+        memory.write(b"seen", 2 * UNIT)
+        assert memory.read(4, 2 * UNIT) == b"seen"
+        with pytest.raises(UsageError, match="no device 2"):
+            memory.allow(2)
+        with memory.export() as exported:
+            assert exported.description.device == gpu.devices()[1].uuid
+            with DeviceMemory.import_(exported) as same:
+                assert same.device == 1
+            with DeviceMemory.import_(exported, device=0) as other:
+                assert other.device == 0
+                assert other.read(4, 2 * UNIT) == b"seen"
+
+
+@leaves_nothing
+def dmabufs() -> list[int]:
+    """Descriptors of ranges; returns the offsets. The emulator's can be looked at as files."""
+    with DeviceMemory.reserve(UNIT, capacity=4 * UNIT, rdma=True) as memory:
+        assert memory.rdma
+        memory.grow(3 * UNIT)
+        memory.write(b"for a NIC", UNIT + 5)
+        offsets = []
+        for offset, size in ((0, UNIT), (0, 10), (UNIT, 2 * UNIT), (UNIT + 5, 9)):
+            with memory.dmabuf(offset, size) as buffer:
+                assert buffer.size == size
+                assert not os.get_inheritable(buffer.fd)
+                offsets.append(buffer.offset)
+                if gpu.platform().emulated and offset > UNIT:
+                    assert os.pread(buffer.fd, 9, buffer.offset) == b"for a NIC"
+        with pytest.raises(UsageError, match=f"0 to {UNIT}, {UNIT} to {3 * UNIT}"):
+            memory.dmabuf(UNIT - 1, 2)
+        with pytest.raises(UsageError, match="not within one extent"):
+            memory.dmabuf()
+        return offsets
+
+
+@leaves_nothing
+def no_dmabuf() -> str:
+    with DeviceMemory.reserve(UNIT) as memory:
+        with pytest.raises(GpuUnsupported) as raised:
+            memory.dmabuf()
+        return str(raised.value)
+
+
+# ------------------------------------------------------------------ threads
+
+
+@leaves_nothing
+def threads() -> None:
+    memory = DeviceMemory.reserve(UNIT, capacity=32 * UNIT)
+    barrier = threading.Barrier(8)
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            barrier.wait(60)
+            for step in range(4):
+                memory.grow((number + 8 * step) % 32 * UNIT + 1)
+                memory.write(bytes([number]) * 100, number * 100)
+                tensor = memory.tensor("uint8", (100,), number * 100)
+                with memory.export() as exported, DeviceMemory.import_(exported) as other:
+                    assert other.read(100, number * 100) == bytes([number]) * 100
+                assert tensor.tolist() == [number] * 100
+            barrier.wait(60)
+            with contextlib.suppress(UsageError):
+                memory.free() if number == 3 else memory.read(100)
+        except BaseException as error:
+            failed.append(error)
+            barrier.abort()
+
+    running = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert not failed, failed
+    assert memory.freed
+
+
+# ------------------------------------------------------------------ two processes
+
+
+@leaves_nothing
+def share(descriptor: int) -> None:
+    """The one that has the memory."""
+    with socket.socket(fileno=os.dup(descriptor)) as peer:
+        memory = DeviceMemory.reserve(UNIT, capacity=4 * UNIT)
+        memory.grow(3 * UNIT)
+        memory.fill(0)
+        memory.write(b"from the first", 2 * UNIT + 7)
+        with memory.export() as exported:
+            exported.send(peer)
+        assert exported.closed
+        exported.close()
+        with pytest.raises(UsageError, match="closed"):
+            exported.send(peer)
+        assert peer.recv(1) == b"w"  # written
+        assert memory.read(15, 100) == b"from the second"
+        tensor = memory.tensor("int32", (2,), UNIT - 4)
+        assert tensor.tolist() == [17, 18]
+        tensor[1] = 19
+        torch.cuda.synchronize() if tensor.is_cuda else None
+        memory.free()
+        peer.sendall(b"f")  # freed
+        assert peer.recv(1) == b"r"  # read
+
+
+@leaves_nothing
+def shared(descriptor: int) -> None:
+    """The one that imports it."""
+    with socket.socket(fileno=os.dup(descriptor)) as peer:
+        with ExportedMemory.receive(peer) as exported:
+            assert [os.get_inheritable(fd) for fd in exported.fds] == [False, False]
+            memory = DeviceMemory.import_(exported)
+        with pytest.raises(UsageError, match="closed"):
+            DeviceMemory.import_(exported)
+        assert memory.imported
+        assert memory.size == memory.capacity == 3 * UNIT
+        assert memory.read(14, 2 * UNIT + 7) == b"from the first"
+        memory.write(b"from the second", 100)
+        tensor = memory.tensor("int32", (2,), UNIT - 4)
+        tensor.copy_(torch.tensor([17, 18]))
+        torch.cuda.synchronize() if tensor.is_cuda else None
+        with pytest.raises(UsageError, match="export and import it again"):
+            memory.grow(4 * UNIT)
+        peer.sendall(b"w")
+        assert peer.recv(1) == b"f"
+        assert tensor.tolist() == [17, 19]  # it lives on, though its maker has freed it
+        peer.sendall(b"r")
+        memory.free()
+
+
+@leaves_nothing
+def refused_exports() -> None:
+    with DeviceMemory.reserve(UNIT) as memory, memory.export() as exported:
+        other = ExportedMemory(
+            gpu.MemoryDescription("metal", exported.description.device, (UNIT,)), (os.dup(0),)
+        )
+        with other, pytest.raises(UsageError, match="memory of metal"):
+            DeviceMemory.import_(other)
+        elsewhere = gpu.MemoryDescription(load().platform, "GPU-none", (UNIT,))
+        with (
+            ExportedMemory(elsewhere, (os.dup(0),)) as other,
+            pytest.raises(UsageError, match="GPU-none"),
+        ):
+            DeviceMemory.import_(other)
+        nonsense = ExportedMemory(exported.description, (os.open("/dev/null", os.O_RDONLY),))
+        with nonsense, pytest.raises(GpuError, match=r"device 0 .*could not be imported"):
+            DeviceMemory.import_(nonsense)
+        with pytest.raises(FrameError, match="2 descriptors came for 1"):
+            ExportedMemory(exported.description, (os.dup(0), os.dup(0)))
+        lone = memory.export()
+        del lone
+        left, right = socket.socketpair()
+        left.close()
+        with right, pytest.raises(LinkClosed):
+            exported.send(right)
