@@ -134,7 +134,7 @@ class DialledHost:
         record.launched = LocalAgent(self._agent)
         controller.roster.wait_ready([record], 60)
         region = Region.from_ranks(Extent.of({"hosts": 1}), [record.index])
-        self.hosts = HostMesh(controller, region)
+        self.hosts = HostMesh(controller.runtime, region)
 
     def close(self) -> None:
         """Await its end and remove its certificates."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
-import itertools
 import json
 import os
 import secrets
@@ -16,22 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from slurmmesh import telemetry
-from slurmmesh.actors.addresses import CONTROLLER, ProcessId
+from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.hearing import listeners
 from slurmmesh.actors.messages import Connected, Door
 from slurmmesh.actors.owners import Owner
 from slurmmesh.actors.ports import PORTS
-from slurmmesh.actors.runtime import ProcOptions, register
+from slurmmesh.actors.runtime import register
 from slurmmesh.errors import HostLost, LinkClosed, MeshStopped
 from slurmmesh.hosts.asks import Asks
-from slurmmesh.hosts.children import Children
 from slurmmesh.hosts.failures import Failures
 from slurmmesh.hosts.introductions import Introductions
 from slurmmesh.hosts.lifecycle import Lifecycle
-from slurmmesh.hosts.meshcalls import MeshCalls
-from slurmmesh.hosts.meshes import MeshRecord, RankRecord
+from slurmmesh.hosts.meshes import MeshRecord
 from slurmmesh.hosts.messages import (
     HOSTS,
     LogsStream,
@@ -43,10 +39,9 @@ from slurmmesh.hosts.ownproc import OwnProc
 from slurmmesh.hosts.relay import ANSWERS
 from slurmmesh.hosts.reloading import reload_on_hosts
 from slurmmesh.hosts.roster import HostRecord, Roster
+from slurmmesh.hosts.runtime import ProgramRuntime
 from slurmmesh.hosts.streams import LogStreams
 from slurmmesh.hosts.syncing import SyncedWorkspace, Syncing, SyncRequest
-from slurmmesh.shape import Region
-from slurmmesh.supervision import MeshSupervisor
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.dialing import Dialing
 from slurmmesh.wire.driver import Driver
@@ -56,8 +51,11 @@ from slurmmesh.wire.links import same_user
 from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import Reactor, in_loop_thread
 
+_OWN_MESH = 1
+"""The id of the mesh of the program's own process; those it spawns follow."""
 
-class Controller(MeshCalls):
+
+class Controller:
     """Runs its loop in a thread of its own; the user's threads call in.
 
     Locks: ``_lock`` guards the books. Frames that must arrive in the order of a change to the
@@ -67,6 +65,10 @@ class Controller(MeshCalls):
     It belongs to the process that made it: in a forked child nothing of it works, and its end
     ends nothing.
 
+    Attributes:
+        runtime: what meshes of this program need.
+        roster, hosts: the hosts, and their records by index.
+
     Args:
         job_id: goes into the certificates.
         job_folder: for logs, identity and the event log; None for a program outside of a job.
@@ -75,7 +77,6 @@ class Controller(MeshCalls):
     def __init__(self, job_id: str, job_folder: Path | None) -> None:
         authority = JobAuthority(job_id)
         self._pid = os.getpid()
-        self._mesh_ids = itertools.count(1)
         self._lock = threading.RLock()
         self._close_lock = threading.RLock()
         self.closed = False
@@ -98,55 +99,13 @@ class Controller(MeshCalls):
             emit=self.emit,
         )
         self.hosts = self.roster.hosts
-        self.driver = Driver(Reactor(), "slurmmesh-calls")
-        self.driver.start()
-        self._caller = Caller(self.driver, self._lock, self._by_hosts, self._introduce)
+        self._driver = Driver(Reactor(), "slurmmesh-calls")
+        self._driver.start()
+        self._caller = Caller(self._driver, self._lock, self._by_hosts, self._introduce)
         self._book = self._caller.book
-        self.job = secrets.token_hex(8)
-        self.address = CONTROLLER
-        self._asks = Asks(
-            {
-                "new_actor": self.new_actor,
-                "create": self._create_for_proc,
-                "stop_procs": self.stop_procs,
-                "signal_procs": self.signal_procs,
-                "stream_logs": self.stream_logs,
-                "hosts_of": self.hosts_of,
-                "introduce": self._introduce_proc,
-                "end_of": self._end_of,
-                "spawn_procs": self.spawn_procs,
-                "get_or_create": self.get_or_create,
-                "ready": self.ready,
-                "stop_actors": self.stop_actors,
-                "end_owned": self.end_owned,
-                "describe_hosts": self.describe_hosts,
-                "host_of": self._host_of,
-                "actor_failed": lambda *args: self._failures.actor_failed(*args),
-            }
-        )
-        register(self)
-        self._life = Lifecycle(
-            self._reactor, self._lock, self.roster, self._caller, self.job, self.emit
-        )
+        job = secrets.token_hex(8)
+        self._life = Lifecycle(self._reactor, self._lock, self.roster, self._caller, job, self.emit)
         self._caller.deaths = self._life.deaths
-        self._children = Children(
-            self._lock, self._life, self._book, self.stop_procs, self.stop_actors
-        )
-        self._failures = Failures(
-            self._reactor,
-            self._lock,
-            self._life.meshes,
-            self._children.lives,
-            self._tell_actor,
-            lambda: self._life.closing,
-        )
-        self._life.on_dead = self._failures.procs_died
-        self._life.on_ended = self._children.process_ended
-        self._life.on_forgotten = self._forgotten
-        listeners.append(self._failures.hear)
-        mesh = next(self._mesh_ids)
-        failed = functools.partial(self._failures.own_actor_failed, mesh)
-        self.own = OwnProc(mesh, self._reactor, job_folder, failed)
         self._introductions = Introductions(
             self.roster, self._life.meshes, self._dial, self._reactor.call_soon
         )
@@ -156,7 +115,57 @@ class Controller(MeshCalls):
             lambda host: self.roster.tell(self.hosts[host], LogsTaken()),
             job_folder / "logs" if job_folder else None,
         )
+        self._own = OwnProc(
+            _OWN_MESH,
+            self._reactor,
+            job_folder,
+            lambda *failure: self._failures.own_actor_failed(_OWN_MESH, *failure),
+        )
+        self.runtime = ProgramRuntime(
+            self,
+            job,
+            self._lock,
+            self.roster,
+            self._life,
+            self._caller,
+            self._own,
+            self._streams,
+            self.emit,
+        )
+        self._failures = Failures(
+            self._reactor,
+            self._lock,
+            self._life.meshes,
+            self.runtime.children.lives,
+            self._tell_actor,
+            lambda: self._life.closing,
+        )
+        self._life.on_dead = self._failures.procs_died
+        self._life.on_ended = self.runtime.children.process_ended
+        self._life.on_forgotten = self._forgotten
         self._syncing = Syncing(self.ask_hosts)
+        self._asks = Asks(
+            {
+                "new_actor": self.runtime.new_actor,
+                "create": self._create_for_proc,
+                "stop_procs": self.runtime.stop_procs,
+                "signal_procs": self.runtime.signal_procs,
+                "stream_logs": self.runtime.stream_logs,
+                "hosts_of": self.runtime.hosts_of,
+                "introduce": self._introductions.introduce,
+                "end_of": self._life.end_of,
+                "spawn_procs": self.runtime.spawn_procs,
+                "get_or_create": self.runtime.get_or_create,
+                "ready": self.runtime.ready,
+                "stop_actors": self.runtime.stop_actors,
+                "end_owned": self.runtime.end_owned,
+                "describe_hosts": self.runtime.describe_hosts,
+                "host_of": self.runtime.host_of,
+                "actor_failed": self._failures.actor_failed,
+            }
+        )
+        register(self.runtime)
+        listeners.append(self._failures.hear)
         self._thread = threading.Thread(
             target=self._reactor.run, name="slurmmesh-links", daemon=True
         )
@@ -168,57 +177,11 @@ class Controller(MeshCalls):
         if self._events is not None:
             self._events.write(telemetry.make_event(kind, **fields))
 
-    # -- spawning -----------------------------------------------------------------------------
-
-    def spawn_procs(
-        self,
-        hosts: Sequence[int],
-        region: Region,
-        name: str,
-        owner: Owner,
-        options: ProcOptions,
-    ) -> int:
-        """See ``Runtime.spawn_procs``."""
-        self._check_process()
-        total = len(region)
-        per_host = total // len(hosts)
-        places = [RankRecord(hosts[rank // per_host]) for rank in range(total)]
-        with self._lock:
-            if self._life.closing:
-                raise MeshStopped("the job is being stopped")
-            mesh = MeshRecord(
-                next(self._mesh_ids),
-                name,
-                region,
-                places,
-                per_host,
-                options.env,
-                options.preload or (),
-                MeshSupervisor(options.supervise, name, total),
-                owner,
-                options.bootstrap,
-            )
-            # What runs before the imports may have a say in them.
-            if options.preload is None or options.bootstrap:
-                mesh.homes = None
-            self._children.new_mesh(mesh)
-            self._life.meshes[mesh.id] = mesh
-            self.emit(
-                "procs_spawned",
-                mesh=name,
-                ranks=list(range(total)),
-                hosts=[self.hosts[place.host].name for place in places],
-                sizes=dict(region.extent),
-                supervised=options.supervise is not None,
-            )
-            self._life.start(mesh, tuple(range(total)), 0)
-        return mesh.id
-
     # -- what host meshes ask for ---------------------------------------------------------------
 
     def ask_hosts(self, hosts: Sequence[int], message: Any, what: str) -> Future[list[Any]]:
         """Send a message to host agents; the future has their answers, in order."""
-        self._check_process()
+        self.runtime.check_process()
         body, buffers = dumps(message)
         call, future = self._book.open(HOSTS, hosts, list, what)
         posted = []
@@ -245,7 +208,7 @@ class Controller(MeshCalls):
             return synced
         with self._lock:
             meshes = list(self._life.meshes.values())
-        return replace(synced, reloaded=reload_on_hosts(meshes, set(hosts), self.call))
+        return replace(synced, reloaded=reload_on_hosts(meshes, set(hosts), self.runtime.call))
 
     # -- ways to the hosts ----------------------------------------------------------------------
 
@@ -271,12 +234,6 @@ class Controller(MeshCalls):
     def _introduce(self, mesh: int, rank: int) -> bool:
         return self._introductions.ask(mesh, rank)
 
-    def _introduce_proc(self, caller: ProcessId, mesh: int, rank: int) -> Any:
-        return self._introductions.introduce(caller, mesh, rank)
-
-    def _end_of(self, mesh: int, rank: int, incarnation: int) -> Any:
-        return self._life.end_of(mesh, rank, incarnation)
-
     def _create_for_proc(
         self,
         mesh: int,
@@ -289,16 +246,13 @@ class Controller(MeshCalls):
         home: str,
     ) -> Future[Any]:
         frame = Frame(Kind.CREATE, body, buffers, mesh=mesh, actor=actor, ranks=ranks)
-        return self.create(frame, name, owner, home)
+        return self.runtime.create(frame, name, owner, home)
 
     def _tell_actor(self, mesh: MeshRecord | None, frame: Frame) -> None:
         if mesh is None:
-            self.own.call(frame, lambda _values: None, "an order to an actor")
+            self._own.call(frame, lambda _values: None, "an order to an actor")
         else:
-            self._children.tell(mesh, frame)
-
-    def _host_of(self, process: ProcessId) -> int:
-        return self._mesh(process.mesh).ranks[process.rank].host
+            self.runtime.children.tell(mesh, frame)
 
     def _take_port(self, frame: Frame) -> None:
         """A proc sends to a port: ours, or that of a proc elsewhere."""
@@ -328,9 +282,9 @@ class Controller(MeshCalls):
     def _on_frame(self, host: HostRecord, frame: Frame) -> None:
         if frame.kind in ANSWERS:
             self._life.casting.take(host, frame)
-        elif frame.mesh == self.own.mesh and frame.kind in (Kind.CALL, Kind.CAST):
+        elif frame.mesh == self._own.mesh and frame.kind in (Kind.CALL, Kind.CAST):
             assert host.link is not None
-            self.own.take(host.link, frame)
+            self._own.take(host.link, frame)
         elif frame.kind in (Kind.CALL, Kind.CAST):
             self._life.casting.run_errand(host, frame)
         elif frame.kind is Kind.ASK:
@@ -359,7 +313,7 @@ class Controller(MeshCalls):
                 self._connected(message, socket.socket(fileno=frame.take_fd()))
 
     def _forgotten(self, mesh: MeshRecord) -> None:
-        self._children.forget(mesh)
+        self.runtime.children.forget(mesh)
         for rank, record in enumerate(mesh.ranks):
             self._introductions.forget(mesh.id, rank, record.incarnation)
         self._streams.forget(mesh.id, len(mesh.ranks))
@@ -398,7 +352,7 @@ class Controller(MeshCalls):
             if self.closed:
                 return
             self.expect_end()
-            self.own.close(grace_s)
+            self._own.close(grace_s)
             with self._lock:
                 for mesh in self._life.meshes.values():
                     mesh.over = mesh.over or MeshStopped("the job was stopped")
@@ -409,7 +363,7 @@ class Controller(MeshCalls):
                 self._book.fail_mesh(mesh.id, mesh.over or MeshStopped("the job was stopped"))
             self._book.fail_mesh(HOSTS, MeshStopped("the job was stopped"))
             listeners.remove(self._failures.hear)
-            self.driver.stop()
+            self._driver.stop()
             self._reactor.stop()
             self._thread.join()
             self._streams.close()

@@ -10,10 +10,10 @@ from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ActorMesh, ProcMesh, packed_actor
 from slurmmesh.actors.remote import proc_here
 from slurmmesh.actors.runtime import Runtime
-from slurmmesh.hosts.controller import Controller
 from slurmmesh.hosts.job import local_hosts, running_job
 from slurmmesh.hosts.mesh import HostMesh
 from slurmmesh.hosts.ownproc import NAME, REGION
+from slurmmesh.hosts.runtime import ProgramRuntime
 from slurmmesh.shape import Extent, Region
 
 # Held while the host starts, so that two threads get the same one.
@@ -47,8 +47,8 @@ def this_proc() -> ProcMesh:
     here = proc_here()
     if here is not None:
         return here.this_proc()
-    controller = _controller()
-    return ProcMesh(controller, controller.own.mesh, NAME, REGION, REGION)
+    runtime = _program()
+    return ProcMesh(runtime, runtime.own.mesh, NAME, REGION, REGION)
 
 
 def get_or_spawn_controller(
@@ -62,7 +62,7 @@ def get_or_spawn_controller(
     Raises as ``ProcMesh.spawn``; the future fails with MeshStopped if the job is being stopped.
     """
     here = proc_here()
-    runtime: Runtime = here if here is not None else _controller()
+    runtime: Runtime = here if here is not None else _program()
     body, buffers = packed_actor(name, cls, args, kwargs, REGION)
     found: Future[ActorMesh] = Future(f"building {name!r}")
 
@@ -79,12 +79,12 @@ def get_or_spawn_controller(
     return found
 
 
-def _controller() -> Controller:
+def _program() -> ProgramRuntime:
     """That of this program's job, or else of its ``this_host()``."""
     with _lock:
         job = running_job()
         if job is not None:
-            return job._controller
+            return job._controller.runtime
         runtime = this_host()._runtime
-        assert isinstance(runtime, Controller)
+        assert isinstance(runtime, ProgramRuntime)
         return runtime

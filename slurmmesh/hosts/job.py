@@ -115,7 +115,7 @@ class Job:
         self._controller.roster.wait_ready(records, START_TIMEOUT_S)
         extent = Extent.of({"hosts": len(records)})
         region = Region.from_ranks(extent, [record.index for record in records])
-        return HostMesh(self._controller, region)
+        return HostMesh(self._controller.runtime, region)
 
     @property
     def closed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmmesh import config
 from slurmmesh.actors.coroutine import CoroutineFuture
@@ -13,11 +13,14 @@ from slurmmesh.actors.mesh import ProcMesh
 from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcOptions, Runtime, runtime_of
 from slurmmesh.errors import UsageError
-from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.runtime import ProgramRuntime
 from slurmmesh.hosts.syncing import MAX_BYTES, SyncedWorkspace, SyncRequest, in_background
 from slurmmesh.shape import Extent, Region, Shaped
 from slurmmesh.supervision import Supervision
 from slurmmesh.wire.codec import dumps
+
+if TYPE_CHECKING:
+    from slurmmesh.hosts.controller import Controller
 
 
 class HostMesh(Shaped):
@@ -158,7 +161,7 @@ class HostMesh(Shaped):
     @property
     def stopped(self) -> bool:
         """Whether the job of these hosts has been stopped."""
-        return isinstance(self._runtime, Controller) and self._runtime.closed
+        return isinstance(self._runtime, ProgramRuntime) and self._runtime.controller.closed
 
     def stop(self) -> Future[None]:
         """End the job's hosts and all that runs on them. The mesh is of no use afterwards.
@@ -180,9 +183,9 @@ class HostMesh(Shaped):
 
     @property
     def _controller(self) -> Controller:
-        if not isinstance(self._runtime, Controller):
+        if not isinstance(self._runtime, ProgramRuntime):
             raise UsageError("this is done to hosts by the program itself, not by an actor")
-        return self._runtime
+        return self._runtime.controller
 
 
 def _host_mesh(job: str, region: Region) -> HostMesh:

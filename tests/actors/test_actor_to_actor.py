@@ -141,7 +141,7 @@ def dialled_hosts(folder: Path, count: int) -> Iterator[sm.HostMesh]:
             command = [sys.executable, "-c", _DIAL, str(port), str(identity), record.identity]
             agents.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
         controller.roster.wait_ready(records, 60)
-        yield sm.HostMesh(controller, Region(Extent.of({"hosts": count})))
+        yield sm.HostMesh(controller.runtime, Region(Extent.of({"hosts": count})))
     finally:
         controller.close()
         for agent in agents:

@@ -61,7 +61,7 @@ def _dial_hosts(folder: Path, count: int) -> Iterator[DialledJob]:
             record.launched = LocalAgent(agent)
             agents.append(agent)
         roster.wait_ready(records, 120)
-        hosts = HostMesh(controller, Region(Extent.of({"hosts": count})))
+        hosts = HostMesh(controller.runtime, Region(Extent.of({"hosts": count})))
         yield DialledJob(controller, records, agents, hosts)
     finally:
         controller.close()

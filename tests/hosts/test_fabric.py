@@ -111,7 +111,7 @@ class Awaited:
 
     def hosts(self) -> HostMesh:
         self.roster.wait_ready([self.record], 30)
-        return HostMesh(self.controller, Region.from_ranks(Extent.of({"hosts": 1}), [0]))
+        return HostMesh(self.controller.runtime, Region.from_ranks(Extent.of({"hosts": 1}), [0]))
 
 
 @pytest.fixture

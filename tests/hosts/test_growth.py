@@ -68,7 +68,7 @@ def tables(tmp_path: Path, monkeypatch) -> Path:
 
 
 def sizes(controller: Controller) -> dict[str, int]:
-    life, children = controller._life, controller._children
+    life, children = controller._life, controller.runtime.children
     kept: dict[str, Any] = {
         "meshes": life.meshes,
         "places": controller._caller._places,

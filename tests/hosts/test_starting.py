@@ -305,7 +305,7 @@ class Listening:
                 return b""
 
     def hosts(self) -> sm.HostMesh:
-        return HostMesh(self.controller, Region.from_ranks(Extent.of({"hosts": 1}), [0]))
+        return HostMesh(self.controller.runtime, Region.from_ranks(Extent.of({"hosts": 1}), [0]))
 
 
 @pytest.fixture

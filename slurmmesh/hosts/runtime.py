@@ -1,47 +1,78 @@
-"""What meshes ask of the controller (``actors/runtime.py``) about meshes that there are."""
+"""The runtime (``actors/runtime.py``) of the program: what it, and procs, ask of its meshes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.addresses import CONTROLLER, ProcessId
 from slurmmesh.actors.caller import Caller
 from slurmmesh.actors.direct import Place
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.owners import Owner
-from slurmmesh.actors.runtime import ProcEvent
+from slurmmesh.actors.runtime import ProcEvent, ProcOptions
 from slurmmesh.errors import MeshStopped, SupervisionError, UsageError
 from slurmmesh.hosts.children import Children
 from slurmmesh.hosts.lifecycle import Lifecycle
-from slurmmesh.hosts.meshes import MeshRecord, SpawnedActor
+from slurmmesh.hosts.meshes import MeshRecord, RankRecord, SpawnedActor
 from slurmmesh.hosts.messages import StopProcs
 from slurmmesh.hosts.ownproc import OwnProc
 from slurmmesh.hosts.reloading import reload_modules
-from slurmmesh.hosts.roster import HostRecord, Roster
+from slurmmesh.hosts.roster import Roster
 from slurmmesh.hosts.streams import LogStreams
+from slurmmesh.shape import Region
+from slurmmesh.supervision import MeshSupervisor
+from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Buffer, Frame, Kind
 
+if TYPE_CHECKING:
+    from slurmmesh.hosts.controller import Controller
 
-class MeshCalls:
-    """The controller's meshes, for its own threads and (``hosts/asks.py``) for procs.
+
+class ProgramRuntime:
+    """The program's runtime, for its own threads and (``hosts/asks.py``) for procs.
 
     Attributes:
-        roster, hosts: the hosts, and their records by index.
+        controller: whose runtime it is.
         own: the program's own process as a mesh.
+        children: who has spawned what.
+
+    Args:
+        job: see ``Runtime.job``.
+        lock: guards the records of meshes.
+        emit: writes an event of the job.
     """
 
-    roster: Roster
-    hosts: list[HostRecord]
-    own: OwnProc
-    _pid: int
-    _lock: threading.RLock
-    _life: Lifecycle
-    _caller: Caller
-    _children: Children
-    _streams: LogStreams
+    def __init__(
+        self,
+        controller: Controller,
+        job: str,
+        lock: threading.RLock,
+        roster: Roster,
+        life: Lifecycle,
+        caller: Caller,
+        own: OwnProc,
+        streams: LogStreams,
+        emit: Callable[..., Any],
+    ) -> None:
+        self.controller = controller
+        self.job = job
+        self.address = CONTROLLER
+        self.driver: Driver | None = caller.driver
+        self.own = own
+        self.children = Children(lock, life, caller.book, self.stop_procs, self.stop_actors)
+        self._pid = os.getpid()
+        self._ids = itertools.count(own.mesh + 1)
+        self._lock = lock
+        self._roster = roster
+        self._hosts = roster.hosts
+        self._life = life
+        self._caller = caller
+        self._streams = streams
+        self._emit = emit
 
     def call(
         self,
@@ -94,6 +125,50 @@ class MeshCalls:
         for link, position in self._life.post(mesh, frame):
             link.wait_for_room(frame, position)
 
+    def spawn_procs(
+        self,
+        hosts: Sequence[int],
+        region: Region,
+        name: str,
+        owner: Owner,
+        options: ProcOptions,
+    ) -> int:
+        """See ``Runtime.spawn_procs``."""
+        self.check_process()
+        total = len(region)
+        per_host = total // len(hosts)
+        places = [RankRecord(hosts[rank // per_host]) for rank in range(total)]
+        with self._lock:
+            if self._life.closing:
+                raise MeshStopped("the job is being stopped")
+            mesh = MeshRecord(
+                next(self._ids),
+                name,
+                region,
+                places,
+                per_host,
+                options.env,
+                options.preload or (),
+                MeshSupervisor(options.supervise, name, total),
+                owner,
+                options.bootstrap,
+            )
+            # What runs before the imports may have a say in them.
+            if options.preload is None or options.bootstrap:
+                mesh.homes = None
+            self.children.new_mesh(mesh)
+            self._life.meshes[mesh.id] = mesh
+            self._emit(
+                "procs_spawned",
+                mesh=name,
+                ranks=list(range(total)),
+                hosts=[self._hosts[place.host].name for place in places],
+                sizes=dict(region.extent),
+                supervised=options.supervise is not None,
+            )
+            self._life.start(mesh, tuple(range(total)), 0)
+        return mesh.id
+
     def new_actor(self, mesh: int) -> int:
         """See ``Runtime.new_actor``."""
         if mesh == self.own.mesh:
@@ -104,14 +179,14 @@ class MeshCalls:
         """See ``Runtime.create``."""
         what = f"building {name!r}"
         if frame.mesh == self.own.mesh:
-            self._children.new_actor(frame.mesh, frame.actor, owner)
+            self.children.new_actor(frame.mesh, frame.actor, owner)
             return self.own.create(frame, name, owner)
         mesh = self._mesh(frame.mesh)
         self._life.share(mesh, frame)
         with self._lock:
             if mesh.over is not None:
                 raise mesh.over
-            self._children.new_actor(mesh.id, frame.actor, owner)
+            self.children.new_actor(mesh.id, frame.actor, owner)
             mesh.created.append((frame, what))
             self._life.expect(mesh, home)
             mesh.spawned[frame.actor] = SpawnedActor(name, owner, set(frame.ranks))
@@ -130,18 +205,18 @@ class MeshCalls:
 
     def describe_hosts(self, hosts: Sequence[int]) -> list[tuple[str, str]]:
         """See ``Runtime.describe_hosts``."""
-        return [(self.hosts[index].name, self.hosts[index].address) for index in hosts]
+        return [(self._hosts[index].name, self._hosts[index].address) for index in hosts]
 
     def stop_actors(self, mesh: int, actor: int, ranks: Sequence[int]) -> Future[None]:
         """See ``Runtime.stop_actors``."""
         if mesh == self.own.mesh:
             return self.own.stop_actors(actor)
         record = self._known(mesh)
-        return self._children.stop_actors(record, actor, ranks) if record else _done()
+        return self.children.stop_actors(record, actor, ranks) if record else _done()
 
     def end_owned(self, owner: Owner, grace_s: float) -> Future[None]:
         """See ``Runtime.end_owned``."""
-        return self._children.end_owned(owner, grace_s)
+        return self.children.end_owned(owner, grace_s)
 
     def stop_procs(self, mesh: int, ranks: Sequence[int], grace_s: float) -> Future[None]:
         """See ``Runtime.stop_procs``."""
@@ -157,7 +232,7 @@ class MeshCalls:
             if waiting:
                 record.stops.append((waiting, future))
                 for index, here in record.by_host(tuple(sorted(waiting))).items():
-                    self.roster.tell(self.hosts[index], StopProcs(mesh, tuple(here), grace_s))
+                    self._roster.tell(self._hosts[index], StopProcs(mesh, tuple(here), grace_s))
         if not waiting:
             future.set_result(None)
         self._life.forget_if_over(record)
@@ -197,7 +272,11 @@ class MeshCalls:
         if mesh == self.own.mesh:
             return [self.own.host]
         record = self._mesh(mesh)
-        return [self.hosts[record.ranks[rank].host].name for rank in ranks]
+        return [self._hosts[record.ranks[rank].host].name for rank in ranks]
+
+    def host_of(self, process: ProcessId) -> int:
+        """The index of the host on which a proc runs."""
+        return self._mesh(process.mesh).ranks[process.rank].host
 
     def _mesh(self, mesh: int) -> MeshRecord:
         """Raises the error of the mesh if it is forgotten."""
@@ -208,7 +287,7 @@ class MeshCalls:
 
     def _known(self, mesh: int) -> MeshRecord | None:
         """A mesh, or None once it is over and forgotten."""
-        self._check_process()
+        self.check_process()
         if mesh == self.own.mesh:
             raise UsageError("this cannot be done to the process of the program itself")
         return self._life.meshes.get(mesh)
@@ -220,7 +299,8 @@ class MeshCalls:
         future.set_exception((record and record.over) or self._life.why_over(mesh))
         return future
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises SupervisionError in a forked child."""
         if os.getpid() != self._pid:
             raise SupervisionError(
                 f"this process is a fork of the controller (pid {self._pid}): it cannot use the "
