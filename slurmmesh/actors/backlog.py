@@ -1,7 +1,12 @@
-"""How many bytes go by the hosts to the ranks of one mesh and have not arrived yet."""
+"""How many bytes were sent and have not arrived yet.
+
+That is by the hosts to each rank of a mesh, where they have arrived when its proc has read them; or
+over a direct link to each actor, where they have when the actor has begun to handle them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,17 +21,19 @@ _FRAME = 256
 
 
 class Backlog:
-    """Keeps a sender from filling the hosts' memory where a proc does not read.
+    """Keeps a sender from filling the memory of hosts and procs where nobody takes what it sends.
 
     Now and then a marker follows a message to the same ranks: what went to a rank before has
     arrived when the marker has. From any thread; numbers may be a little off where several send.
 
     Args:
         driver: of the loop by which the news of arrivals comes, if those who wait run it.
+        most: bytes from which on a sender waits; None: ``HIGH_WATER``.
     """
 
-    def __init__(self, driver: Driver | None) -> None:
+    def __init__(self, driver: Driver | None, most: int | None = None) -> None:
         self._driver = driver
+        self._most = most
         self._lock = threading.RLock()
         # For each rank the bytes since its last marker, and those up to it that are under way.
         self._unmarked: dict[int, int] = {}
@@ -43,7 +50,7 @@ class Backlog:
 
         Returns, if a marker should follow it, the bytes that this one stands for, by rank.
         """
-        size = _FRAME + len(frame.body) + sum(memoryview(each).nbytes for each in frame.buffers)
+        size = size_of(frame)
         with self._lock:
             unmarked, most = self._unmarked, 0
             for rank in frame.ranks:
@@ -54,18 +61,30 @@ class Backlog:
                 return {}
             return {rank: unmarked.pop(rank) for rank in frame.ranks}
 
-    def wait(self, ranks: Sequence[int], timeout: float | None = None) -> None:
+    def count_one(self, actor: int, size: int) -> int:
+        """The same of so many bytes for one actor; 0 if no marker should follow."""
+        assert self._most is not None
+        waiting = self._unmarked[actor] = self._unmarked.get(actor, 0) + size
+        if waiting < self._most // 8:
+            return 0
+        return self._unmarked.pop(actor, 0)
+
+    def wait(self, ranks: Sequence[int], timeout: float | None = None) -> bool:
         """Wait until less than ``HIGH_WATER`` is marked and under way to each of these ranks.
 
-        At most ``timeout`` seconds.
+        At most ``timeout`` seconds; whether it is.
         """
         room: Future[None] = Future("room", self._driver)
+        entry = ranks, room
         with self._lock:
-            if self._is_full(ranks):
-                self._waiting.append((ranks, room))
-            else:
-                room.set_result(None)
-        room.wait(timeout)
+            if not self._is_full(ranks):
+                return True
+            self._waiting.append(entry)
+        try:
+            return room.wait(timeout)
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._waiting.remove(entry)
 
     def mark(self, sizes: Mapping[int, int]) -> None:
         """A marker for so many bytes is about to be sent."""
@@ -86,7 +105,13 @@ class Backlog:
             room.set_result(None)
 
     def _is_full(self, ranks: Sequence[int]) -> bool:
-        return any(self._marked.get(rank, 0) >= HIGH_WATER for rank in ranks)
+        most = HIGH_WATER if self._most is None else self._most
+        return any(self._marked.get(rank, 0) >= most for rank in ranks)
+
+
+def size_of(frame: Frame) -> int:
+    """About how many bytes a frame takes where it is queued."""
+    return _FRAME + len(frame.body) + sum(memoryview(each).nbytes for each in frame.buffers)
 
 
 def marker(mesh: int, ranks: Sequence[int], call: int) -> Frame:

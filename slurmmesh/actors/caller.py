@@ -137,8 +137,8 @@ class Caller:
         if direct is not None:
             future: Future[Any] = Future(what, direct.driver)
             with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
-                _send(direct, frame, functools.partial(_settle, future, finish))
                 self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
+                _send(direct, frame, functools.partial(_settle, future, finish), timeout)
                 return future
         if timeout is not None:
             # Answers that wait for each other on the way would count as missing.
@@ -410,10 +410,11 @@ class Caller:
         link.fail_all(error)
 
 
-def _send(link: DirectLink, frame: Frame, sink: Sink | None) -> None:
+def _send(link: DirectLink, frame: Frame, sink: Sink | None, timeout: float | None = None) -> None:
     """Send a message over a direct link. Raises LinkClosed."""
     frame = replace(frame, ranks=())
     link.wait_for_room(frame, link.send_message(frame, sink))
+    link.sent(frame, timeout)
 
 
 def _is_idle(place: Place) -> bool:

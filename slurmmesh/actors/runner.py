@@ -14,6 +14,7 @@ from typing import Any
 
 from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
 from slurmmesh.actors.context import ActorInstance, Context, enter_context
+from slurmmesh.actors.direct import TAKEN
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox
@@ -266,6 +267,8 @@ class ActorRunner:
     def _endpoint(self, method: str) -> Callable[..., Any]:
         if method == RELOAD:
             return self._reload
+        if method == TAKEN:
+            return lambda: None
         options = endpoint_options(type(self._instance), method)
         run: Any = getattr(self._instance, method)
         if options.explicit_response_port or options.concurrent:

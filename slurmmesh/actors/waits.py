@@ -13,7 +13,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmmesh.actors.cycles import Probe, Standing, Wait
@@ -30,6 +30,8 @@ PATIENCE_S = 1.0
 """How long a wait lasts before a probe is sent; the next one after twice that, and so on."""
 MARK_SIZE = 16
 _COUNT_SIZE = 8
+_END = b"\0"
+"""The end of a mark. Pickles end otherwise."""
 
 
 class Asked(NamedTuple):
@@ -98,7 +100,7 @@ class Waits:
     def __init__(
         self,
         tasks: Tasks,
-        queued: Callable[[], Iterable[bytes]],
+        queued: Callable[[], Collection[bytes]],
         soon: Callable[..., Any],
     ) -> None:
         self.actor = ""
@@ -108,7 +110,7 @@ class Waits:
         self._queued = queued
         self._soon = soon
         self._thread = 0
-        self._marks = os.urandom(MARK_SIZE - _COUNT_SIZE)
+        self._marks = os.urandom(MARK_SIZE - _COUNT_SIZE - len(_END))
         self._count = itertools.count(1)
         self._numbers = itertools.count(1)
         self._now: _Now | None = None
@@ -120,8 +122,13 @@ class Waits:
 
     def ask(self, mesh: ActorMesh, endpoint: str, ranks: Sequence[int]) -> Asked:
         """Note a call that the actor is about to make."""
-        mark = self._marks + next(self._count).to_bytes(_COUNT_SIZE, "little")
+        mark = self._marks + next(self._count).to_bytes(_COUNT_SIZE, "little") + _END
         return Asked(self, mark, mesh, endpoint, ranks, time.time())
+
+    @property
+    def are_waited_for(self) -> bool:
+        """Whether somebody waits: to be handled, or, if it is an actor, for what is run to end."""
+        return self.answers.endswith(_END) or bool(self._queued())
 
     @property
     def are_here(self) -> bool:
