@@ -12,8 +12,8 @@ import importlib
 import importlib.util
 import linecache
 import os
+import site
 import sys
-import sysconfig
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -24,11 +24,9 @@ RELOAD = "__reload__"
 """A call to an endpoint of this name is answered by ``reload_once``, in the actor's thread."""
 
 _INSTALLED = tuple(
-    {
-        f"{path}/"
-        for name, path in sysconfig.get_paths().items()
-        if name in ("stdlib", "platstdlib", "purelib", "platlib")
-    }
+    f"{path}/"
+    for path in (os.path.dirname(os.__file__), *site.getsitepackages(), site.USER_SITE)
+    if path
 )
 
 

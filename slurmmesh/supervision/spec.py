@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from slurmmesh.errors import UsageError
 
@@ -36,6 +35,8 @@ class Supervision:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
+            from difflib import get_close_matches  # only where something is wrong
+
             near = get_close_matches(str(self.strategy), STRATEGIES, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise UsageError(
