@@ -268,6 +268,29 @@ def test_messages_to_other_hosts_wait_for_the_rank_that_does_not_read(
         wait_until(lambda: mesh.all.call().get(60).values() == [numbers] * 4)
 
 
+def test_messages_that_pass_the_controller_wait_for_the_rank_that_does_not_read(
+    tmp_path, wait_until, stopped
+):
+    hosts = sm.local_hosts(2, tmp_path)  # they do not reach each other
+    try:
+        mesh = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
+        procs = hosts.slice(hosts=1).spawn_procs(name="other")
+        teller, watcher = procs.spawn("teller", Teller), procs.spawn("watcher", Watcher)
+        pids = mesh.pid.call().get(60).values()
+        agents = [agent_of(pids[0]), agent_of(teller.pid.call_one().get(60)), os.getpid()]
+        number = 400
+        with stopped(pids[1]):
+            before = [resident(pid) for pid in agents]
+            sent = teller.send.call_one(mesh, "calls", number)
+            wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+            for pid, size in zip(agents, before, strict=True):
+                assert resident(pid) - size < 16 * ROOM < number * len(LARGE)
+        sent.get(60)
+        wait_until(lambda: mesh.all.call().get(60).values() == [list(range(number))] * 2)
+    finally:
+        hosts.stop()
+
+
 @pytest.mark.parametrize("ways", ["calls", "broadcasts"])
 def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways, stopped):
     mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)

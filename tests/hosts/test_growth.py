@@ -27,8 +27,9 @@ from slurmmesh.hosts import agent
 
 class Counting(agent.HostAgent):
     def _say_goodbye(self):
-        passing, sending = self._passing, self._passing.sending
-        tables = self._gone, passing._placed, self._log._levels, sending._found, sending._ways
+        hosting, passing = self._hosting, self._hosting._passing
+        sending = passing.sending
+        tables = hosting._gone, passing._placed, self._log._levels, sending._found, sending._ways
         with open({path!r}, "w") as file:
             json.dump([len(table) for table in tables], file)
         super()._say_goodbye()
