@@ -78,13 +78,16 @@ def run_proc(sock: socket.socket, on_welcome: Callable[[ProcWelcome], Any]) -> N
         code = _exit_code(error)
     except BaseException:
         print_error()
-    with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
     _exit(code)
 
 
 def _exit(code: int) -> NoReturn:
-    """End the process, though threads that libraries left behind still run."""
+    """End the process, though threads that libraries left behind still run.
+
+    What is registered with ``atexit`` runs before.
+    """
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

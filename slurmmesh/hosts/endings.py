@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -23,6 +24,8 @@ from slurmmesh.errors import (
 )
 from slurmmesh.wire.reactor import say
 
+LATEST_S = 30.0
+"""How long the end of a program at a fault may take, in seconds."""
 _PLAIN = (UsageError, SetupError, SubmitError, MissingDependencyError)
 """Errors whose text says all: a traceback would only hide it."""
 
@@ -62,7 +65,13 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
 
 
 def end_program(code: int) -> NoReturn:
-    """End this program and its job, from any thread, without waiting for the main thread."""
+    """End this program and its job, from any thread, without waiting for the main thread.
+
+    What is registered with ``atexit`` may take ``LATEST_S`` and no longer.
+    """
+    latest = threading.Timer(LATEST_S, os._exit, (code,))
+    latest.daemon = True
+    latest.start()
     for last in at_fault:
         last(code)
     atexit._run_exitfuncs()  # the jobs end, and what the program has registered
