@@ -10,6 +10,7 @@ same connection follow, as lines of JSON, the pid, the answer, and the exit code
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -46,7 +47,9 @@ def request(
 def serve(path: str) -> None:
     """Until it is killed. Returns in the forks, when their program has returned."""
     importlib.import_module("torch")
-    importlib.import_module("tests.gpu.programs")
+    importlib.import_module("tests.gpu.programs_shared")
+    gc.collect()
+    gc.freeze()  # the programs collect often: only what is theirs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

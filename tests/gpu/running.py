@@ -22,7 +22,7 @@ from tests.emulator import build
 from tests.gpu import forkserver
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 class ProgramFailed(AssertionError):
@@ -55,6 +55,8 @@ class Started:
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self.kill()
+                while self._connection.recv(1 << 16):  # until it has ended
+                    pass
         printed = self._output.read_text() if self._output.exists() else ""
         if "code" not in told:
             return -signal.SIGKILL, None, printed + f"\n(killed after {TIMEOUT_S} s)"
