@@ -371,13 +371,14 @@ class DeviceOutOfMemory(GpuError):
 class CollectiveError(GpuError):
     """A collective operation, or the making of its communicator, failed.
 
-    The communicator is of no use any more: abort it, and make a new one of the ranks that live.
+    The communicator was aborted: make a new one of the ranks that live.
 
     Attributes:
         operation: ``all_reduce``, ``init`` and so on; empty where it is not known.
         world: name of the communicator.
         rank, size: of this process in it.
         peers: ranks that are to blame; empty if not known.
+        late: those of them that live, but have not arrived at the operation.
     """
 
     def __init__(
@@ -389,6 +390,7 @@ class CollectiveError(GpuError):
         rank: int = -1,
         size: int = 0,
         peers: tuple[int, ...] = (),
+        late: tuple[int, ...] = (),
         code: int = 0,
         symbol: str = "",
         library: str = "",
@@ -402,10 +404,11 @@ class CollectiveError(GpuError):
         self.rank = rank
         self.size = size
         self.peers = peers
+        self.late = late
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):
-    """An operation did not end in time; it was aborted. ``peers`` are the ranks found dead."""
+    """An operation did not end in time. ``peers`` are the dead ranks, else those that are late."""
 
 
 class CollectiveAborted(CollectiveError):

@@ -10,30 +10,48 @@ from typing import TYPE_CHECKING
 from slurmmesh._doors import front_door
 
 if TYPE_CHECKING:
+    from slurmmesh.gpu.communicator import Communicator
     from slurmmesh.gpu.device import Device, devices
+    from slurmmesh.gpu.identity import CommunicatorId
+    from slurmmesh.gpu.live import Operation, live_communicators, watch_operations
     from slurmmesh.gpu.memory import DeviceMemory, DmaBuf
+    from slurmmesh.gpu.peers import Peer, this_peer
     from slurmmesh.gpu.platforms import Platform, platform
     from slurmmesh.gpu.ranges import Extent
     from slurmmesh.gpu.sharing import ExportedMemory, MemoryDescription
+    from slurmmesh.gpu.streams import Stream
 
 __all__ = [
+    "Communicator",
+    "CommunicatorId",
     "Device",
     "DeviceMemory",
     "DmaBuf",
     "ExportedMemory",
     "Extent",
     "MemoryDescription",
+    "Operation",
+    "Peer",
     "Platform",
+    "Stream",
     "devices",
+    "live_communicators",
     "platform",
+    "this_peer",
+    "watch_operations",
 ]
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "slurmmesh.gpu.communicator": ("Communicator",),
     "slurmmesh.gpu.device": ("Device", "devices"),
+    "slurmmesh.gpu.identity": ("CommunicatorId",),
+    "slurmmesh.gpu.live": ("Operation", "live_communicators", "watch_operations"),
     "slurmmesh.gpu.memory": ("DeviceMemory", "DmaBuf"),
+    "slurmmesh.gpu.peers": ("Peer", "this_peer"),
     "slurmmesh.gpu.platforms": ("Platform", "platform"),
     "slurmmesh.gpu.ranges": ("Extent",),
     "slurmmesh.gpu.sharing": ("ExportedMemory", "MemoryDescription"),
+    "slurmmesh.gpu.streams": ("Stream",),
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)

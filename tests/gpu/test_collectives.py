@@ -1,0 +1,216 @@
+"""Communicators on emulated GPUs: ranks are processes, which are killed, stopped, and late."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import programs_collectives as programs
+from tests.gpu.running import Gpu, Started
+
+GpuOf = Callable[..., Gpu]
+
+
+@pytest.fixture
+def rocm(emulator: GpuOf) -> Gpu:
+    return emulator("rocm-7.1")
+
+
+@contextlib.contextmanager
+def world(
+    gpu: Gpu, folder: Path, program: Callable[..., Any], size: int, *arguments: Any, **how: Any
+) -> Iterator[list[Started]]:
+    ranks: list[Started] = []
+    try:
+        for rank in range(size):
+            ranks.append(gpu.start(program, str(folder), rank, size, *arguments, **how))
+        yield ranks
+    except BaseException:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                rank.kill()
+            rank.end()
+        raise
+
+
+def run(
+    gpu: Gpu, folder: Path, program: Callable[..., Any], size: int, *arguments: Any, **how: Any
+) -> list[Any]:
+    with world(gpu, folder, program, size, *arguments, **how) as ranks:
+        ends = [rank.end() for rank in ranks]
+        failed = [f"rank {i}: {code}\n{text}" for i, (code, _, text) in enumerate(ends) if code]
+        assert not failed, "\n".join(failed)
+    return [answer for _, answer, _ in ends]
+
+
+def pids(folder: Path, size: int, wait_until: Callable[..., None]) -> list[int]:
+    files = [folder / f"ready-{rank}" for rank in range(size)]
+    wait_until(lambda: all(file.exists() for file in files))
+    return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def go(folder: Path) -> None:
+    (folder / "go--1").write_bytes(pickle.dumps(None))
+
+
+# ------------------------------------------------------------------ what they compute
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "examples"),
+    [
+        ("rocm-7.1", 4, 25),
+        ("cuda", 2, 15),
+        pytest.param("rocm-7.1", 3, 300, marks=pytest.mark.slow),
+    ],
+)
+def test_collectives_against_torch(
+    emulator: GpuOf, tmp_path: Path, name: str, size: int, examples: int
+) -> None:
+    run(emulator(name), tmp_path, programs.collectives, size, examples)
+
+
+@pytest.mark.slow
+def test_collectives_under_sanitizers(emulator: GpuOf, tmp_path: Path) -> None:
+    run(emulator(flavour="asan"), tmp_path, programs.collectives, 2, 20)
+
+
+@pytest.mark.parametrize("name", ["rocm-7.1", "cuda"])
+def test_memory_streams_and_groups(emulator: GpuOf, tmp_path: Path, name: str) -> None:
+    run(emulator(name), tmp_path, programs.memory, 2)
+
+
+def test_what_makes_no_sense_is_refused(gpu: Gpu) -> None:
+    gpu.run(programs.refused)
+
+
+def test_a_communicator_of_one(gpu: Gpu) -> None:
+    gpu.run(programs.alone)
+
+
+def test_an_rccl_that_can_only_block(emulator: GpuOf, tmp_path: Path) -> None:
+    said = run(emulator("rocm-6.4"), tmp_path, programs.old, 2)[0]
+    assert "has not begun to join" in said
+
+
+# ------------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("name", ["rocm-7.1", pytest.param("cuda", marks=pytest.mark.slow)])
+def test_a_killed_rank_is_named(
+    emulator: GpuOf, tmp_path: Path, wait_until: Any, name: str, silent: int
+) -> None:
+    """The library notices it, or it does not: then the time is over, and it is found dead."""
+    timeout = 1 if silent else 30
+    with world(
+        emulator(name), tmp_path, programs.witness, 4, timeout, silent=silent, ccl_version="2.27.7"
+    ) as ranks:
+        victim = pids(tmp_path, 4, wait_until)[3]
+        os.kill(victim, signal.SIGKILL)
+        go(tmp_path)
+        told = [rank.finish() for rank in ranks[:3]]
+        ranks[3].end()
+    for rank, error in enumerate(told):
+        assert error["kind"] == ("CollectiveTimeout" if silent else "CollectiveError")
+        assert (error["operation"], error["rank"], error["size"]) == ("all_reduce", rank, 4)
+        assert (error["world"], error["peers"], error["late"]) == ("world", [3], [])
+        assert re.search(rf"rank 3 \(pid {victim} on \S+\) is dead", error["text"])
+        assert "EMULATED" in error["text"]
+
+
+@pytest.mark.slow
+def test_a_death_that_nobody_notices_is_found_before_the_time_is_over(
+    rocm: Gpu, tmp_path: Path, wait_until: Any
+) -> None:
+    with world(rocm, tmp_path, programs.witness, 2, 600, silent=1) as ranks:
+        os.kill(pids(tmp_path, 2, wait_until)[1], signal.SIGKILL)
+        go(tmp_path)
+        assert ranks[0].finish()["peers"] == [1]
+        ranks[1].end()
+
+
+def test_a_stopped_rank_is_alive_and_has_not_arrived(
+    rocm: Gpu, tmp_path: Path, wait_until: Any
+) -> None:
+    with world(rocm, tmp_path, programs.witness, 3, 1) as ranks:
+        victim = pids(tmp_path, 3, wait_until)[2]
+        os.kill(victim, signal.SIGSTOP)
+        go(tmp_path)
+        told = [rank.finish() for rank in ranks[:2]]
+        ranks[2].kill()
+        ranks[2].end()
+    late = [error for error in told if error["kind"] == "CollectiveTimeout"]
+    assert late  # the other one may have heard of the first one's abort
+    for error in told:
+        assert error["peers"] == error["late"] == [2]
+        assert re.search(
+            rf"rank 2 \(pid {victim} on \S+\) is alive and stopped by a signal, but has not "
+            "arrived: it has come to operation 1, all_reduce; this rank is at 2, all_reduce",
+            error["text"],
+        )
+
+
+def test_the_other_half_of_a_pair_is_named(rocm: Gpu, tmp_path: Path) -> None:
+    told = run(rocm, tmp_path, programs.astray, 2)[0]
+    assert (told["kind"], told["operation"], told["peers"]) == ("CollectiveTimeout", "recv", [1])
+    assert "it is with rank 1" in told["text"]
+    assert "is in no operation" in told["text"]
+
+
+def test_supervision_names_ranks_of_other_hosts(rocm: Gpu, tmp_path: Path) -> None:
+    told = run(rocm, tmp_path, programs.elsewhere, 2)[0]
+    assert (told["kind"], told["peers"]) == ("CollectiveError", [1])
+    assert "rank 1 is dead: so the program's supervision says" in told["text"]
+
+
+@pytest.mark.parametrize("name", ["rocm-7.1", pytest.param("cuda", marks=pytest.mark.slow)])
+def test_who_does_not_join_in_time_is_named(emulator: GpuOf, tmp_path: Path, name: str) -> None:
+    told = run(emulator(name), tmp_path, programs.late_joiner, 2)[0]
+    assert (told["operation"], told["peers"], told["late"]) == ("init", [1], [1])
+    assert "is alive, but has not begun to join" in told["text"]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "rounds"), [("plain", 10), pytest.param("asan", 40, marks=pytest.mark.slow)]
+)
+def test_abort_frees_calls_and_races_with_them(
+    emulator: GpuOf, tmp_path: Path, flavour: Any, rounds: int
+) -> None:
+    run(emulator(flavour=flavour), tmp_path, programs.aborted, 2, rounds)
+
+
+def test_the_interpreter_ends_while_operations_wait(rocm: Gpu, tmp_path: Path) -> None:
+    with world(rocm, tmp_path, programs.at_exit, 2) as ranks:
+        assert ranks[0].end()[0] == 0
+        (tmp_path / "gone--1").write_bytes(pickle.dumps(None))
+        assert ranks[1].end()[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rocm-7.1", "cuda"])
+def test_a_thousand_communicators_leave_nothing(emulator: GpuOf, name: str) -> None:
+    grown, mapped = emulator(name).run(programs.many, 1000)
+    assert grown < 8 << 20
+    assert mapped < 50
+
+
+# ------------------------------------------------------------------ others made of it
+
+
+def test_split_revoke_shrink_and_grow(rocm: Gpu, tmp_path: Path, wait_until: Any) -> None:
+    with world(rocm, tmp_path, programs.regrouped, 4) as ranks:
+        os.kill(pids(tmp_path, 4, wait_until)[3], signal.SIGKILL)
+        new = rocm.start(programs.newcomer, str(tmp_path), 3, 4)
+        go(tmp_path)
+        assert [rank.finish() for rank in ranks[:3]] == [[[3], 10.0]] * 3
+        assert new.finish() == 10.0
+        ranks[3].end()
