@@ -52,6 +52,7 @@ class ProcOptions:
     preload: tuple[str, ...] | None
     supervise: Supervision | None
     bootstrap: bytes
+    gpus_per_proc: int | None = None
 
 
 class Runtime(Protocol):

@@ -160,7 +160,7 @@ class HostAgent:
             self._say_goodbye,
         )
         self._heartbeat(welcome)
-        self._tell(HostReady(place), kind=Kind.HELLO)
+        self._tell(HostReady(place, self._hosting.gpus), kind=Kind.HELLO)
 
     def _heartbeat(self, welcome: HostWelcome) -> None:
         silent = self._reactor.clock() - self._heard

@@ -31,6 +31,7 @@ from slurmmesh.actors.reloading import note_imports
 from slurmmesh.actors.stdio import mark_levels, use_rank_streams
 from slurmmesh.hosts.forking import FDS_EACH, TOGETHER
 from slurmmesh.hosts.importing import import_for_all
+from slurmmesh.hosts.masks import VARIABLES
 from slurmmesh.hosts.messages import ForkReply, ForkRequest, TakeOutput
 from slurmmesh.linux import MAX_REQUEST, become_subreaper, die_with_parent, sweep_children
 from slurmmesh.wire.reactor import say
@@ -177,7 +178,7 @@ def _serve_order(
         die_with_parent(parent)
         os.environ.update(request.env)
         with contextlib.suppress(BaseException):  # each proc finds out for itself
-            if reason := import_for_all(imports):
+            if reason := import_for_all(imports, VARIABLES if request.mask else ()):
                 say(f"slurmmesh host: each proc imports {', '.join(imports)}: it {reason}")
             else:
                 new = [name for name in sys.modules if name not in before]
@@ -294,6 +295,8 @@ def _become_proc(
         mark_levels()
         os.environ["LOCAL_RANK"] = str(local_rank)
         os.environ.update(request.env)
+        if request.mask is not None:
+            request.mask.apply(os.environ, local_rank)
         _new_randomness()
 
         def on_welcome(welcome: ProcWelcome) -> None:

@@ -16,6 +16,8 @@ from slurmmesh.hosts.forkclient import ForkClient
 from slurmmesh.hosts.forking import ForkServer
 from slurmmesh.hosts.introductions import Pairs
 from slurmmesh.hosts.logs import HostLog
+from slurmmesh.hosts.machine import machine
+from slurmmesh.hosts.masks import Mask, visible
 from slurmmesh.hosts.messages import (
     HOSTS,
     ForgetMesh,
@@ -45,11 +47,14 @@ from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.identity import Revoked
 from slurmmesh.wire.links import Link, cut_off
-from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.reactor import Reactor, say
 
 
 class Hosting:
     """The procs of one host. In the reactor's thread.
+
+    Attributes:
+        gpus: what is seen here.
 
     Args:
         place: where other hosts reach this one.
@@ -82,6 +87,7 @@ class Hosting:
         self._tell = tell
         self._on_empty = on_empty
         self._stopping = False
+        self.gpus = visible(os.environ, machine())
         self._procs: dict[tuple[int, int], HostedProc] = {}
         self._gone: dict[tuple[int, int], ProcGone] = {}
         self._forks = ForkClient(reactor, output, welcome.log or welcome.name, server)
@@ -139,6 +145,7 @@ class Hosting:
             sys_path=self._workspace.import_path(self._welcome.sys_path),
             cwd=self._workspace.working_folder(self._welcome.cwd),
             host_pid=os.getpid(),
+            mask=self._mask(message),
         )
         procs = []
         refused: list[ProcGone] = []
@@ -150,6 +157,13 @@ class Hosting:
         self._births.order(message.mesh, request, procs, message.imports)
         for gone in refused:  # together: they are one failure
             self._tell_gone(gone)
+
+    def _mask(self, message: SpawnProcs) -> Mask | None:
+        if message.gpus_per_proc is None:
+            return None
+        if self.gpus.note:
+            say(f"slurmmesh host: GPUs {','.join(self.gpus.devices)}: {self.gpus.note}")
+        return self.gpus.shares(message.per_host, message.gpus_per_proc)
 
     def _host(self, message: SpawnProcs, rank: int) -> HostedProc:
         """Make all that a proc needs but its process.

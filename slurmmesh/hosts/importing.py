@@ -40,15 +40,18 @@ class NoRank:
         raise SupervisionError("this is imported for all ranks of the host: there is no context")
 
 
-def import_for_all(names: Iterable[str]) -> str:
+def import_for_all(names: Iterable[str], own: Iterable[str] = ()) -> str:
     """Import modules in this process, which has no thread but this one, nor a child.
+
+    Args:
+        own: more variables that each proc has for itself, besides ``RANKS_OWN``.
 
     Returns why nothing may be forked from it now; empty if all is well. What an import raises
     comes out.
     """
     fds, handlers = _descriptors(), _handlers()
     set_process_context(NoRank())  # type: ignore[arg-type]
-    with _watched_environment() as read:
+    with _watched_environment(RANKS_OWN.union(own)) as read:
         for name in names:
             importlib.import_module(name)
     if read:
@@ -92,14 +95,14 @@ def _has_threads() -> bool:
 
 
 @contextlib.contextmanager
-def _watched_environment() -> Iterator[list[str]]:
+def _watched_environment(own: frozenset[str]) -> Iterator[list[str]]:
     """Notes who reads what is each rank's own; ``os.environ`` stays the object that it is."""
     read: list[str] = []
     plain: Any = type(os.environ)
 
     class Watched(plain):  # type: ignore[misc]
         def __getitem__(self, key: str) -> str:
-            if key in RANKS_OWN:
+            if key in own:
                 read.append(key)
             value: str = super().__getitem__(key)
             return value

@@ -13,6 +13,7 @@ from slurmmesh.actors.mesh import ProcMesh
 from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcOptions, Runtime, runtime_of
 from slurmmesh.errors import UsageError
+from slurmmesh.hosts.masks import VARIABLES
 from slurmmesh.hosts.runtime import ProgramRuntime
 from slurmmesh.hosts.syncing import MAX_BYTES, SyncedWorkspace, SyncRequest, in_background
 from slurmmesh.shape import Extent, Region, Shaped
@@ -70,6 +71,7 @@ class HostMesh(Shaped):
         env: Mapping[str, str] | None = None,
         preload: Sequence[str] | None = (),
         supervise: Supervision | None = None,
+        gpus_per_proc: int | None = None,
     ) -> ProcMesh:
         """Start procs on each host; returns at once.
 
@@ -88,10 +90,14 @@ class HostMesh(Shaped):
                 too, with the module of the actors that are spawned next, if that bears it (see
                 docs/code.md) and there is no ``bootstrap``; None: it does not.
             supervise: what to do when procs die; None: nothing is restarted.
+            gpus_per_proc: so many of the host's GPUs each proc sees, and no others; restarted, it
+                sees the same. In the proc they are counted from 0 (see docs/gpu.md). None: it sees
+                what the host sees.
 
         Raises:
             ValueError: a dimension twice, or a size below 1.
-            UsageError: a name, an environment or a preload list that cannot be used.
+            UsageError: a name, an environment or a preload list that cannot be used; or a host
+                has too few GPUs, or masks that contradict each other.
             MeshStopped: the job is being stopped.
         """
         if not isinstance(name, str) or not name or not name.isprintable():
@@ -103,6 +109,7 @@ class HostMesh(Shaped):
         environment = dict(env or {})
         for key, value in environment.items():
             _check_variable(key, value)
+        _check_gpus(gpus_per_proc, environment)
         inner = Extent.of(per_host or {})
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
         region = Region(extent)
@@ -116,6 +123,7 @@ class HostMesh(Shaped):
                 None if preload is None else tuple(preload),
                 supervise,
                 _packed(bootstrap),
+                gpus_per_proc,
             ),
         )
         return ProcMesh(self._runtime, mesh, name, region, region)
@@ -205,6 +213,15 @@ def _packed(bootstrap: Callable[[], Any] | None) -> bytes:
     if buffers:
         raise UsageError("the bootstrap function holds arrays: load them in it instead")
     return body
+
+
+def _check_gpus(per_proc: object, env: Mapping[str, str]) -> None:
+    if per_proc is None:
+        return
+    if isinstance(per_proc, bool) or not isinstance(per_proc, int) or per_proc < 0:
+        raise UsageError(f"gpus_per_proc is a number of GPUs, or None, not {per_proc!r}")
+    if masks := [name for name in VARIABLES if name in env]:
+        raise UsageError(f"give gpus_per_proc or {masks[0]} in env, not both")
 
 
 def _check_variable(key: object, value: object) -> None:

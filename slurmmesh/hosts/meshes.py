@@ -56,6 +56,7 @@ class MeshRecord:
         stops: futures of ``stop()`` with the ranks each still waits for.
         starts: futures of ``initialized``, likewise.
         bootstrap: a pickled function that each proc runs first; empty for none.
+        gpus_per_proc: None: each sees what its host sees.
         asked: indices of hosts that asked where it is.
         homes: modules of its actors' classes, which hosts import for all ranks of theirs; None if
             they are not to.
@@ -72,6 +73,7 @@ class MeshRecord:
     supervisor: MeshSupervisor
     owner: Owner = ROOT
     bootstrap: bytes = b""
+    gpus_per_proc: int | None = None
     spawned: dict[int, SpawnedActor] = field(default_factory=dict)
     created: list[tuple[Frame, str]] = field(default_factory=list)
     subscribers: list[Callable[[ProcEvent], Any]] = field(default_factory=list)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from slurmmesh.errors import ExitCause
 from slurmmesh.hosts.manifest import Manifest, Piece
+from slurmmesh.hosts.masks import Mask, Visible
 from slurmmesh.shape import Region
 from slurmmesh.slurm.addresses import Choice
 from slurmmesh.wire.identity import Credentials
@@ -47,9 +48,15 @@ class HostWelcome(NamedTuple):
 
 
 class HostReady(NamedTuple):
-    """Host to controller: procs can be spawned. ``place`` is where others reach this host."""
+    """Host to controller: procs can be spawned.
+
+    Attributes:
+        place: where others reach this host.
+        gpus: what is seen here.
+    """
 
     place: Choice
+    gpus: Visible = Visible()
 
 
 class HostFailed(NamedTuple):
@@ -68,6 +75,7 @@ class SpawnProcs(NamedTuple):
         env: added to the environment of each.
         bootstrap: see ``ProcWelcome``.
         imports: see ``Imports``; None: they will be told.
+        gpus_per_proc: None: each sees what the host sees.
     """
 
     mesh: int
@@ -82,6 +90,7 @@ class SpawnProcs(NamedTuple):
     hosts: Sequence[int]
     bootstrap: bytes
     imports: tuple[str, ...] | None = ()
+    gpus_per_proc: int | None = None
 
 
 class Imports(NamedTuple):
@@ -261,6 +270,7 @@ class ForkRequest(NamedTuple):
         preload: modules to be imported before; if one cannot be, no proc is forked.
         imports: modules to be imported before, for these procs alone, if they bear it.
         more: the next request is of the same order.
+        mask: what each sees of the host's GPUs; None: all.
     """
 
     local_ranks: tuple[int, ...]
@@ -271,6 +281,7 @@ class ForkRequest(NamedTuple):
     host_pid: int
     imports: tuple[str, ...] = ()
     more: bool = False
+    mask: Mask | None = None
 
 
 class TakeOutput(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from slurmmesh._version import __version__
 from slurmmesh.errors import HostLost, IdentityError, LinkClosed, SetupError, SlurmmeshError
 from slurmmesh.hosts.fabric import warnings_about
+from slurmmesh.hosts.masks import Visible
 from slurmmesh.hosts.messages import HostFailed, HostHello, HostReady, HostWelcome, Shutdown
 from slurmmesh.hosts.rotation import log_limits
 from slurmmesh.slurm.addresses import Choice
@@ -65,6 +66,7 @@ class HostRecord:
         identity: as certified, unique in the job.
         credentials: for it, if they were issued before it said its name.
         place: the address under which the other hosts reach it, and why; None until it is up.
+        gpus: what is seen there.
         lost: set when it is gone; its procs count as dead.
     """
 
@@ -74,6 +76,7 @@ class HostRecord:
     launched: Launched | None = None
     link: Link | None = None
     place: Choice | None = None
+    gpus: Visible = field(default_factory=Visible)
     credentials: Credentials | None = None
     pid: int = 0
     heard: float = 0.0
@@ -324,6 +327,7 @@ class Roster:
     def _host_ready(self, host: HostRecord, message: HostReady) -> None:
         with self._changed:
             host.place = place = message.place
+            host.gpus = message.gpus
             host.ready = True
             self._changed.notify_all()
         self._emit(

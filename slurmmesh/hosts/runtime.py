@@ -137,6 +137,8 @@ class ProgramRuntime:
         self.check_process()
         total = len(region)
         per_host = total // len(hosts)
+        if options.gpus_per_proc is not None:
+            self._check_gpus(hosts, per_host, options.gpus_per_proc)
         places = [RankRecord(hosts[rank // per_host]) for rank in range(total)]
         with self._lock:
             if self._life.closing:
@@ -152,6 +154,7 @@ class ProgramRuntime:
                 MeshSupervisor(options.supervise, name, total),
                 owner,
                 options.bootstrap,
+                options.gpus_per_proc,
             )
             # What runs before the imports may have a say in them.
             if options.preload is None or options.bootstrap:
@@ -168,6 +171,11 @@ class ProgramRuntime:
             )
             self._life.start(mesh, tuple(range(total)), 0)
         return mesh.id
+
+    def _check_gpus(self, hosts: Sequence[int], per_host: int, each: int) -> None:
+        for host in map(self._hosts.__getitem__, hosts):
+            if reason := host.gpus.why_not(per_host * each):
+                raise UsageError(f"gpus_per_proc={each} on host {host.name}: {reason}")
 
     def new_actor(self, mesh: int) -> int:
         """See ``Runtime.new_actor``."""
