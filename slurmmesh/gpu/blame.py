@@ -36,7 +36,7 @@ class Verdict:
         dead: ranks that are dead.
         late: that live but have not arrived, or have called something else.
         left: that live but have finalized or aborted the communicator.
-        words: a text for each of those, and for others of which there is something to tell.
+        words: a text for each of those; of the last only if there are no others.
     """
 
     dead: tuple[int, ...] = ()
@@ -92,7 +92,8 @@ class Witnesses:
             late += [rank] if kind == "late" else []
             left += [rank] if kind == "left" else []
         problem = self._told_dead()[1]
-        texts = [words[rank] for rank in waiting.ranks if rank in words]
+        told = (*dead, *late) or left  # whoever left had heard of the others before
+        texts = [text for rank, text in words.items() if rank in told]
         return Verdict(
             tuple(dead), tuple(late), tuple(left), (*texts, *([problem] if problem else []))
         )

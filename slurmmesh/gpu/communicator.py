@@ -117,33 +117,33 @@ class Communicator(Engine):
             CollectiveError: it failed otherwise.
             GpuForked: this process was forked from the one that made the communicator.
         """
-        self._do(self._calls.all_reduce(tensor, op, out), **how)
+        self._do(self._calling("all_reduce").all_reduce(tensor, op, out), **how)
 
     def broadcast(self, tensor: Any, root: int = 0, **how: Any) -> None:
         """All ranks get what rank ``root`` has, in place."""
-        self._do(self._calls.broadcast(tensor, root), **how)
+        self._do(self._calling("broadcast").broadcast(tensor, root), **how)
 
     def reduce(
         self, tensor: Any, root: int = 0, op: Reduction = "sum", *, out: Any = None, **how: Any
     ) -> None:
         """Reduce over all ranks; rank ``root`` gets the result, in ``out`` or in place."""
-        self._do(self._calls.reduce(tensor, root, op, out), **how)
+        self._do(self._calling("reduce").reduce(tensor, root, op, out), **how)
 
     def all_gather(self, tensor: Any, out: Any, **how: Any) -> None:
         """Each rank gets what all have, in the order of ranks; ``out`` has room for it."""
-        self._do(self._calls.all_gather(tensor, out), **how)
+        self._do(self._calling("all_gather").all_gather(tensor, out), **how)
 
     def reduce_scatter(self, tensor: Any, out: Any, op: Reduction = "sum", **how: Any) -> None:
         """Reduce over all ranks; each gets its share, in the order of ranks, in ``out``."""
-        self._do(self._calls.reduce_scatter(tensor, out, op), **how)
+        self._do(self._calling("reduce_scatter").reduce_scatter(tensor, out, op), **how)
 
     def send(self, tensor: Any, to: int, **how: Any) -> None:
         """To a rank, which receives as many bytes."""
-        self._do(self._calls.send(tensor, to), **how)
+        self._do(self._calling("send").send(tensor, to), **how)
 
     def recv(self, tensor: Any, source: int, **how: Any) -> None:
         """Into ``tensor``, from a rank, which sends as many bytes."""
-        self._do(self._calls.recv(tensor, source), **how)
+        self._do(self._calling("recv").recv(tensor, source), **how)
 
     @contextlib.contextmanager
     def group(

@@ -33,6 +33,7 @@ NEWS_S = 1.0
 """How long news of a death may be behind the library's error."""
 READY, IN_PROGRESS = 0, 7  # enum sm_ccl_state
 _REMOTE = (2, 6)  # ncclSystemError, ncclRemoteError: often another rank's death
+_OF_OTHERS = (0, *_REMOTE, 5)  # ncclInvalidUsage: ranks do not call the same
 _PENDING = 256  # operations that are remembered for texts
 
 OnFailure = Literal["abort", "revoke"]
@@ -45,6 +46,7 @@ class Pending:
 
     operation: Operation
     stream: int
+    given: Any  # what the caller named the stream by, which may own it
 
 
 class Engine:
@@ -118,6 +120,11 @@ class Engine:
 
     # ------------------------------------------------------------------ queueing
 
+    def _calling(self, name: str) -> Calls:
+        """What makes the call of an operation, which can be begun."""
+        self._check_usable(name)
+        return self._calls
+
     def _do(
         self, call: Call, *, stream: Any = None, timeout: float | None = None, wait: bool = True
     ) -> None:
@@ -146,7 +153,7 @@ class Engine:
             self._wait_joined()
             operation = Operation(name, self._collectives + collectives, time.time(), peers)
             live.tell(self, operation, "begins")
-            pending = Pending(operation, number)
+            pending = Pending(operation, number, stream)
             with self._lock:
                 self._collectives += collectives
                 self._pending.append(pending)
@@ -314,7 +321,9 @@ class Engine:
             how = self._how
         if how:
             raise self._ended_error(operation.name)
-        verdict = self._judge(operation, cause.code if cause else code)
+        code = cause.code if cause else code
+        # Of some failures nobody else is to blame: a stream that is none, no memory.
+        verdict = self._judge(operation, code) if code in _OF_OTHERS else Verdict()
         said = self._last_words() if seconds is not None or code else ""
         error = failure_of(
             self, operation, verdict, seconds=seconds, code=code, said=said, cause=cause

@@ -126,7 +126,8 @@ def memory(folder: str, rank: int, size: int) -> None:
         floats.fill_(1.0)
         comm.all_reduce(floats)
         assert floats.tolist() == [size] * 4
-        for stream in (0, Stream(), Stream().number):
+        own_stream = Stream()
+        for stream in (0, Stream(), own_stream.number):
             comm.all_reduce(floats, "max", stream=stream)
         before = comm.operation
         assert before is None

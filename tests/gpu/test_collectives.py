@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import re
@@ -214,3 +215,18 @@ def test_split_revoke_shrink_and_grow(rocm: Gpu, tmp_path: Path, wait_until: Any
         assert [rank.finish() for rank in ranks[:3]] == [[[3], 10.0]] * 3
         assert new.finish() == 10.0
         ranks[3].end()
+
+
+# ------------------------------------------------------------------ from actors
+
+
+@pytest.mark.parametrize("name", ["rocm-7.1", pytest.param("cuda", marks=pytest.mark.slow)])
+def test_actors(emulator: GpuOf, name: str) -> None:
+    """The proc of one is killed: the others name it. A new mesh makes a new communicator."""
+    printed = emulator(name).script("from tests.gpu.actors_collectives import main; main()")
+    described, first, (victim, told), second = map(json.loads, printed.splitlines())
+    assert "EMULATED" in described
+    assert first == second == [{"sum": 4}] * 4
+    for error in told:
+        assert (error["peers"], error["world"]) == ([3], "first")
+        assert f"rank 3 (pid {victim} on " in error["text"]
