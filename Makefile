@@ -7,8 +7,9 @@
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP = $(RUN) -m pip install -qq --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
-# Much of a test is waiting; all tests of a file stay in one process, for what they share.
-PYTEST = $(RUN) -m pytest -n 2 --dist loadfile
+# Much of a test is waiting; all tests of a file stay in one process, for what they share. Files are
+# run by name: those of the fewest tests, which would come last, are among those that take longest.
+PYTEST = $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 METADATA := setup.cfg pyproject.toml setup.py constraints.txt
 # The C bridge is built by an installation, so a change of it asks for one.
 BRIDGE := $(wildcard cbridge/*.c cbridge/*.h) slurmmesh/_cffi/build.py
