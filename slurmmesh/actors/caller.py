@@ -23,8 +23,9 @@ from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import STREAM, Frame, Kind
-from slurmmesh.wire.links import Link, same_user
+from slurmmesh.wire.frames import BROKEN, STREAM, Frame, Kind
+from slurmmesh.wire.identity import same_user
+from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import in_loop_thread
 
 MAX_LINKS = 512
@@ -203,6 +204,8 @@ class Caller:
                 if not self._send_apart(link, frame, call, rank):
                     del apart[rank]
                     self._depart(frame.mesh, rank, placed)
+            if any(place.broke for place in placed.values()):
+                frame = replace(frame, flags=frame.flags | BROKEN)
             if len(apart) < len(frame.ranks):
                 self._send_by_hosts(_without(frame, apart, call), timeout)
         except BaseException as failed:  # an interrupt, or a frame over the limits
@@ -351,10 +354,11 @@ class Caller:
         return placed, apart
 
     def _depart(self, mesh: int, rank: int, placed: dict[int, Place]) -> None:
-        """To one rank more a message goes by the hosts."""
+        """To one rank more a message goes by the hosts, because its link has just broken."""
         place = self.place(mesh, rank)
         with self._lock:
             place.depart()
+            place.broke = True
             placed[rank] = place
 
     def _want_link(self, mesh: int, rank: int, place: Place) -> None:
@@ -397,6 +401,7 @@ class Caller:
                     place.ask_at = self.driver.reactor.clock() + _UNREACHABLE_S
             if link.is_quiet:
                 return
+            place.broke = True
             self._broken.setdefault((mesh, rank), []).append(link)
         error = SupervisionError(f"the link to rank {rank} broke: {reason}")
         self.driver.reactor.call_later(_NEWS_S, lambda: self._no_news(mesh, rank, link, error))

@@ -255,9 +255,10 @@ class Place:
         is_up: whether its peer is known.
         ask_at: time of the loop's clock before which no direct link is asked for.
         under_way: messages by the hosts that are not known to have arrived.
+        broke: whether a direct link has broken of which not all may have been read yet.
     """
 
-    __slots__ = ("ask_at", "direct", "is_up", "link", "under_way")
+    __slots__ = ("ask_at", "broke", "direct", "is_up", "link", "under_way")
 
     def __init__(self) -> None:
         self.direct: DirectLink | None = None
@@ -265,6 +266,7 @@ class Place:
         self.is_up = False
         self.ask_at = 0.0
         self.under_way = 0
+        self.broke = False
 
     def connect(self, link: DirectLink) -> None:
         """There is a direct link now."""
@@ -287,5 +289,7 @@ class Place:
     def arrive(self) -> None:
         """It is known to have arrived, or never will."""
         self.under_way -= 1
-        if self.is_up and not self.under_way:
-            self.direct = self.link
+        if not self.under_way:
+            self.broke = False
+            if self.is_up:
+                self.direct = self.link

@@ -49,9 +49,9 @@ from slurmmesh.telemetry import Event
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import Revoked
-from slurmmesh.wire.links import Link, cut_off, same_user
+from slurmmesh.wire.frames import BROKEN, Frame, Kind
+from slurmmesh.wire.identity import Revoked, same_user
+from slurmmesh.wire.links import Link, cut_off
 from slurmmesh.wire.listener import Listener
 from slurmmesh.wire.reactor import Reactor, print_error, say
 
@@ -158,6 +158,10 @@ class _Proc:
 
     def _on_frame(self, _link: Link, frame: Frame) -> None:
         if frame.kind in (Kind.CALL, Kind.CAST):
+            if frame.flags & BROKEN:
+                for link in list(self._seen):
+                    if link.is_broken:
+                        link.drain()
             self._post(Message(self._link, frame), frame.actor)
         elif frame.kind in (Kind.RESULT, Kind.ERROR, Kind.MERGED, Kind.DELIVERED):
             assert self._runtime is not None
@@ -181,14 +185,13 @@ class _Proc:
             elif isinstance(message, WriteLogs):
                 write_from(message.level)
             elif isinstance(message, TakeLink):
-                self._take_link(socket.socket(fileno=frame.take_fd()))
+                self._take_link(frame.take_socket())
             elif isinstance(message, OpenDoor):
                 self._open_door()
             elif isinstance(message, Connected):
                 assert self._runtime is not None
-                sock = socket.socket(fileno=frame.take_fd())
                 self._runtime.caller.connected(
-                    message.mesh, message.rank, message.incarnation, sock
+                    message.mesh, message.rank, message.incarnation, frame.take_socket()
                 )
 
     def _take_link(self, sock: socket.socket) -> None:

@@ -46,8 +46,7 @@ from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.dialing import Dialing
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame, Kind
-from slurmmesh.wire.identity import JobAuthority, client_context, peer_name
-from slurmmesh.wire.links import same_user
+from slurmmesh.wire.identity import JobAuthority, client_context, peer_name, same_user
 from slurmmesh.wire.listener import wrap
 from slurmmesh.wire.reactor import Reactor, in_loop_thread
 
@@ -310,7 +309,7 @@ class Controller:
                 self._introductions.forget(message.mesh, message.rank, message.incarnation)
                 self._life.proc_gone(message)
             elif isinstance(message, Connected):
-                self._connected(message, socket.socket(fileno=frame.take_fd()))
+                self._connected(message, frame.take_socket())
 
     def _forgotten(self, mesh: MeshRecord) -> None:
         self.runtime.children.forget(mesh)

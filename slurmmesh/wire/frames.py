@@ -10,7 +10,7 @@ field    bytes meaning
 magic        2 ``SM``
 version      1 of this layout
 kind         1 one of :class:`Kind`
-flags        2 bits ``STREAM`` to ``URGENT``, see below; high byte: descriptors with it
+flags        2 bits ``STREAM`` to ``BROKEN``, see below; high byte: descriptors with it
 buffers      2 number of out-of-band buffers
 ranks        4 number of ranks that follow the header (4 bytes each)
 call         8 id of the call this frame belongs to, 0 if none
@@ -22,13 +22,17 @@ body         8 length of the body
 
 from __future__ import annotations
 
+import collections
 import enum
+import itertools
 import mmap
+import operator
+import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from slurmmesh.errors import FrameError
 
@@ -50,6 +54,8 @@ SHARED = 8
 """Flag: its buffers are in shared memory (``wire/sharing.py``). Only links see it."""
 URGENT = 16
 """Flag of a request: an order to the actor itself, which it takes before all that waits."""
+BROKEN = 32
+"""Flag of a request: a direct link of its sender broke; what that has brought comes before it."""
 _LONG_WAY = SHARED | 0xFF00
 
 _SMALL = 1 << 14
@@ -110,8 +116,10 @@ class Frame:
     """One message. ``ranks`` are global ranks of the proc mesh ``mesh``.
 
     Attributes:
-        flags: any of ``STREAM`` to ``URGENT``, or 0.
-        fds: of a received frame: the descriptors that came with it, which are the receiver's.
+        flags: any of ``STREAM`` to ``BROKEN``, or 0.
+        fds: of a received frame: the descriptors that came with it. They are the decoder's, which
+            closes them when the next frame is asked for.
+        is_taken: whether somebody took a descriptor of it.
     """
 
     kind: Kind
@@ -123,17 +131,22 @@ class Frame:
     ranks: Sequence[int] = field(default=())
     flags: int = 0
     fds: Sequence[int] = field(default=(), compare=False)
+    is_taken: bool = field(default=False, compare=False)
 
-    def take_fd(self) -> int:
-        """One of the descriptors that came with it; whoever takes it closes it.
+    def take_socket(self) -> socket.socket:
+        """The unix socket that came with it, which is the caller's from here on.
 
-        Raises FrameError if there is none. The link closes those that nobody took.
+        Afterwards the frame is not handed over again, whatever a signal handler raises.
+
+        Raises FrameError if there is none.
         """
         if not self.fds:
             raise FrameError("a descriptor was to come with this message")
-        fd, *rest = self.fds
-        self.fds = tuple(rest)
-        return fd
+        self.is_taken = True
+        # Somebody has the descriptor at any moment.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.dup2(self.fds[0], sock.fileno(), inheritable=False)
+        return sock
 
     def parts(self, fds: int = 0) -> list[Buffer]:
         """The frame as byte strings to send one after the other (payloads are not copied).
@@ -219,7 +232,21 @@ class _Payload:
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """What ``socket.recvmsg`` gives: bytes, ancillary data, flags, address."""
-_State = tuple[bytes, int, _Payload | None, list[Received], tuple[int, ...]]
+
+
+class _Rights(NamedTuple):
+    """Descriptors that came: of frames that are not over, and those to be closed.
+
+    ``handed`` is the frame that is being handled, if it has some.
+    """
+
+    waiting: tuple[int, ...]
+    handed: Frame | None
+    spent: list[int]
+
+
+_State = tuple[bytes, int, _Payload | None, list[Received], _Rights]
+_pop = operator.methodcaller("pop")
 
 
 class FrameDecoder:
@@ -231,15 +258,14 @@ class FrameDecoder:
     After a ``FrameError`` the stream has lost its sense and must be closed.
 
     A frame is dropped when the next one is asked for, and what is known changes in single steps:
-    whoever is interrupted while it handles a frame is given that frame again by the next ``feed``.
+    whoever is interrupted while it handles a frame is given that frame again by the next ``feed``,
+    unless it took a descriptor of it.
     """
 
     def __init__(self) -> None:
         # Bytes not decoded yet, from a position on; a frame whose payload is under way; what came
-        # since then; descriptors that no frame has taken yet.
-        self._state: _State = (b"", 0, None, [], ())
-        # How many of these descriptors a frame has that is being handled.
-        self._handed = 0
+        # since then; descriptors.
+        self._state: _State = (b"", 0, None, [], _Rights((), None, []))
 
     @property
     def incoming(self) -> list[Received]:
@@ -255,16 +281,18 @@ class FrameDecoder:
         """
         if data:
             self.incoming.append((data, [], 0, None))
+        if self._state[4].spent:
+            self._close_spent()
         if self.incoming:
             self._take()
-            if len(self._state[4]) > MAX_FDS:
+            if len(self._state[4].waiting) > MAX_FDS:
                 raise FrameError("descriptors came that no frame speaks of")
         while True:
-            rest, position, payload, incoming, fds = self._state
+            rest, position, payload, incoming, rights = self._state
             if payload is not None:
                 if not self._fill(payload):
                     return
-                frame = payload.frame
+                frame = replace(payload.frame)
                 position = self._state[1]
             else:
                 found = self._next(rest, position)
@@ -273,16 +301,17 @@ class FrameDecoder:
                 frame, position = found
                 if position < 0:
                     continue  # its payload is under way now
-            count = frame.flags >> 8
-            if count:
-                if len(fds) < count:
-                    raise FrameError(f"{count} descriptors were to come with a frame")
-                frame.fds, fds = fds[:count], fds[count:]
-                frame.flags &= 0xFF
-            state, self._handed = self._state, count
-            yield frame
+            was_taken = False
+            if frame.flags >> 8:
+                was_taken = rights.handed is not None and rights.handed.is_taken
+                rights = self._hand(frame)
+            state = self._state
+            if not was_taken:
+                yield frame
             if self._state is state:  # else a signal handler waited, and so went on from here
-                self._state, self._handed = (rest, position, None, incoming, fds), 0
+                self._state = (rest, position, None, incoming, rights)
+                if rights.spent:
+                    self._close_spent()
 
     @property
     def at_rest(self) -> list[Received] | None:
@@ -331,22 +360,52 @@ class FrameDecoder:
         """Drop what :meth:`only` or :meth:`whole` gave."""
         self._state = (b"", 0, None, [], self._state[4])
 
-    def forsake(self) -> tuple[int, ...]:
-        """The descriptors that no frame has: whoever ends the link closes them."""
+    def forsake(self, but_handed: bool = False) -> None:
+        """Nothing more is asked for: close all descriptors.
+
+        Args:
+            but_handed: not those of a frame that is being handled; they are for another call.
+        """
         self._take()
-        return self._state[4][self._handed :]
+        waiting, handed, spent = self._state[4]
+        count = len(handed.fds) if but_handed and handed is not None else 0
+        rights = _Rights(waiting[:count], handed, [*spent, *waiting[count:]])
+        self._state = (b"", 0, None, [], rights)
+        self._close_spent()
+
+    def _hand(self, frame: Frame) -> _Rights:
+        """Give a frame its descriptors; what there is when it is over.
+
+        Raises FrameError.
+        """
+        waiting, handed, spent = self._state[4]
+        count = frame.flags >> 8
+        if len(waiting) < count:
+            raise FrameError(f"{count} descriptors were to come with a frame")
+        frame.fds = waiting[:count]
+        frame.flags &= 0xFF
+        if handed is None or not handed.is_taken:
+            self._state = (*self._state[:4], _Rights(waiting, frame, spent))
+        return _Rights(waiting[count:], None, [*spent, *frame.fds])
+
+    def _close_spent(self) -> None:
+        spent = self._state[4].spent
+        # In one step of the interpreter: none is closed twice, none is left.
+        collections.deque(map(os.close, map(_pop, itertools.repeat(spent, len(spent)))), 0)
 
     def _take(self) -> None:
         """Add what came to what is there already."""
-        rest, position, payload, incoming, fds = self._state
+        rest, position, payload, incoming, rights = self._state
         came = b"".join([piece[0] for piece in incoming])
         if position < len(rest):
             came = rest[position:] + came
+        fds = rights.waiting
         for piece in incoming:
             for level, kind, data in piece[1]:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds += tuple(memoryview(data[: len(data) // 4 * 4]).cast("i"))
-        self._state = (came, 0, payload, [], fds)
+        rights = _Rights(fds, rights.handed, rights.spent)
+        self._state = (came, 0, payload, [], rights)
 
     def space(self) -> memoryview | None:
         """Where the next bytes belong, if enough are missing to be worth receiving in place."""
@@ -424,7 +483,7 @@ class FrameDecoder:
 
     def _fill(self, payload: _Payload) -> bool:
         """Move bytes into a payload's memory; true when it is complete."""
-        data, position, _, incoming, fds = self._state
+        data, position, _, incoming, rights = self._state
         while (missing := payload.missing()) is not None:
             take = min(len(missing), len(data) - position)
             if take == 0:
@@ -435,5 +494,5 @@ class FrameDecoder:
             moved = _Payload(payload.frame, payload.segments)
             moved.counts = (received, [])
             payload = moved
-            self._state = (data, position, moved, incoming, fds)
+            self._state = (data, position, moved, incoming, rights)
         return True

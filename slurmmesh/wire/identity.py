@@ -15,8 +15,10 @@ import contextlib
 import datetime
 import os
 import re
+import socket
 import ssl
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -413,3 +415,16 @@ def _read_file(folder_fd: int, folder: Path | str, name: str) -> bytes:
     if not content or len(content) > _MAX_FILE_BYTES:
         raise IdentityError(f"{path} is {'empty' if not content else 'too large'}")
     return content
+
+
+def same_user(sock: socket.socket) -> str:
+    """Name the peer of a unix socket, which must run as our own user.
+
+    Raises:
+        IdentityError: it runs as another user.
+    """
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    if uid != os.getuid():
+        raise IdentityError(f"refused pid {pid}: it runs as uid {uid}")
+    return f"pid-{pid}"

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
-import struct
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from slurmmesh.errors import FrameError, IdentityError, LinkClosed
+from slurmmesh.errors import FrameError, LinkClosed
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.outgoing import Outgoing, close_all
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
+from slurmmesh.wire.sent import Sent
 from slurmmesh.wire.sharing import Placed, Sharing
 
 HANDSHAKE_TIMEOUT_S = 20.0
+TORN = "a signal handler raised amid a TLS record"
 HIGH_WATER = 64 << 20
 """Bytes queued on a link from which on a sending thread waits for the peer to read."""
 
@@ -77,7 +79,6 @@ class Link:
         self._sharing = Sharing(reactor, self._post_late) if self.passes_fds else None
         # One lock for both directions: OpenSSL allows one call at a time on a connection.
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
         self._wakers: list[Callable[[], Any]] = []
         self._out = Outgoing(sock)
         self._posting = 0
@@ -192,12 +193,15 @@ class Link:
         """
         with self._lock:
             goal = self._out.end if position is None else position
-        if self._out.sent >= goal or self.closed:
+        sent = Sent(self, goal, self._wakers)
+        if sent.done():
             return True
-        if self._driver is not None:
-            return self._driver.wait(_Sent(self, goal), timeout)
-        with self._lock:
-            return self._room.wait_for(lambda: self._out.sent >= goal or self.closed, timeout)
+        return self._driver.wait(sent, timeout) if self._driver is not None else sent.wait(timeout)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Position in the stream up to which it has left this process."""
+        return self._out.sent
 
     @property
     def has_unsent(self) -> bool:
@@ -209,7 +213,7 @@ class Link:
 
         ``callback`` must not wait.
         """
-        sent = _Sent(self, self._out.end)
+        sent = Sent(self, self._out.end, self._wakers)
 
         def wake() -> None:
             if sent.done():
@@ -236,10 +240,19 @@ class Link:
         else:
             self._reactor.call_soon(self._shut, reason)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the peer says nothing more; what it has said may not have been read yet."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def drain(self) -> None:
         """Read whatever has arrived already. In the reactor's thread."""
-        while not self.closed and self.peer and self._receive():
-            pass
+        # What came before a signal handler raised is there, but not in the socket.
+        going_on = bool(self.peer) and self._decode()
+        while going_on:
+            going_on = self._receive()
 
     # -- in the reactor's thread ------------------------------------------------------------
 
@@ -284,11 +297,15 @@ class Link:
                 if self.closed or not self._receive() or not self._more:
                     return
         except BaseException:  # a signal handler's: nobody tells of what has come once more
-            self._reactor.call_soon(self._decode)
+            self._reactor.call_soon(self._read_on)
             raise
         # Others get their turn. The kernel tells what is still there, but for what OpenSSL holds.
         if self._tls is not None and self._tls.pending():
             self._reactor.call_soon(self._readable)
+
+    def _read_on(self) -> None:
+        if self._decode():
+            self._readable()
 
     def _receive(self) -> bool:
         """Read once. False when nothing more is there now."""
@@ -320,32 +337,30 @@ class Link:
             self._watch(READ | WRITE)
             return False
         except OSError as error:
-            self._shut(f"broken: {error}")
+            if self._decode():  # what came before, when a signal handler raised
+                self._shut(f"broken: {error}")
             return False
-        if not came:
+        going_on = self._decode()
+        if going_on and not came:
             self._shut("closed by the peer" if decoder.idle else "cut in the middle of a frame")
             return False
-        return self._decode()
+        return going_on
 
     def _decode(self) -> bool:
-        """Handle the frames that have come. False if the link was closed meanwhile."""
-        if self.closed:
-            return False
+        """Handle the frames that have come. False if the link is closed, or was meanwhile."""
         try:
-            for frame in self._decoder.feed():
+            for frame in () if self.closed else self._decoder.feed():
                 if frame.flags & SHARED:
                     self._receive_shared(frame)
                 else:
                     self._reactor.guard(self._on_frame, self, frame)
-                if frame.fds:  # nobody has taken them
-                    close_all(frame.fds)
-                    frame.fds = ()
                 if self.closed:
-                    return False
+                    break
         except (FrameError, MemoryError) as error:
             self._shut(str(error) or "no memory for a frame")
-            return False
-        return True
+        if self.closed:
+            self._decoder.forsake()
+        return not self.closed
 
     def _receive_shared(self, frame: Frame) -> None:
         if self._sharing is None:
@@ -366,6 +381,11 @@ class Link:
                 return len(decoder.incoming[-1][0]) > 0
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 return False
+            except OSError:
+                raise
+            except BaseException:  # a signal handler's, which the ssl module runs amid a read
+                self._shut(TORN)  # what was read then is lost
+                raise
 
     def _writable(self) -> None:
         if self.closed:
@@ -382,7 +402,9 @@ class Link:
         return self._update_interest()
 
     def _update_interest(self) -> None:
-        if not self.closed and self.peer:
+        if self._out.is_torn:
+            self._shut(TORN)
+        elif not self.closed and self.peer:
             self._watch(READ | WRITE if self._out.queue else READ)
 
     def _watch(self, events: int) -> None:
@@ -395,12 +417,20 @@ class Link:
     def _shut(self, reason: str) -> None:
         if self.closed:
             return
+        try:
+            self._end(reason)
+        except BaseException:
+            if self.closed and self._reactor.raising:  # a signal handler's
+                self._reactor.call_soon(self._end, reason)
+            raise
+
+    def _end(self, reason: str) -> None:
         with self._lock:
             self.closed = True
             self._out.drop()
             self._tell_room()
         _open_links.discard(self)
-        close_all(self._decoder.forsake())
+        self._decoder.forsake(but_handed=True)
         if self._sharing is not None:
             self._sharing.close()
         if self._deadline is not None:
@@ -413,7 +443,6 @@ class Link:
     def _forget(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
         self.closed = True
         self._out.drop()
         if self._sharing is not None:
@@ -422,7 +451,6 @@ class Link:
             self._sock.close()
 
     def _tell_room(self) -> None:
-        self._room.notify_all()
         if self._driver is not None:
             self._driver.poke()
         for wake in list(self._wakers):
@@ -431,26 +459,6 @@ class Link:
 
 _NO_ANCILLARY: tuple[Any, ...] = (([],), (0,), (None,))
 """What ``recvmsg`` would give besides the bytes."""
-
-
-class _Sent:
-    """That a link has sent up to a position, as something to wait for (``wire/driver.py``)."""
-
-    def __init__(self, link: Link, goal: int) -> None:
-        self._link = link
-        self._goal = goal
-
-    def done(self) -> bool:
-        return self._link._out.sent >= self._goal or self._link.closed
-
-    def add_waker(self, wake: Callable[[], Any]) -> None:
-        self._link._wakers.append(wake)
-        if self.done():
-            wake()
-
-    def remove_waker(self, wake: Callable[[], Any]) -> None:
-        with contextlib.suppress(ValueError):
-            self._link._wakers.remove(wake)
 
 
 _open_links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -484,16 +492,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def same_user(sock: socket.socket) -> str:
-    """Name the peer of a unix socket, which must run as our own user.
-
-    Raises:
-        IdentityError: it runs as another user.
-    """
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", credentials)
-    if uid != os.getuid():
-        raise IdentityError(f"refused pid {pid}: it runs as uid {uid}")
-    return f"pid-{pid}"

@@ -1,7 +1,8 @@
 """What is to be sent over a socket, in order, and how much of it is sent.
 
 A signal handler may raise at any moment: what is queued and how much of it is sent change in
-single steps of the interpreter that no handler can split.
+single steps of the interpreter that no handler can split. Only a write over TLS has no such step:
+the ssl module runs handlers amid it. If one raises there nobody knows what was sent.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Outgoing:
     Attributes:
         queue: what is to be sent, each part with the position at which it ends, and the
             descriptors that go with its first byte.
+        is_torn: nobody knows any more how much of it is sent: the connection must be closed.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None
         self.queue: collections.deque[tuple[int, Buffer, tuple[int, ...]]] = collections.deque()
+        self.is_torn = False
         # Bytes sent: those up to some write, and those of each write since then.
         self._progress: tuple[int, list[int]] = (0, [])
 
@@ -67,7 +70,7 @@ class Outgoing:
         """Send as much as the socket takes. Raises OSError if the connection is broken."""
         queue = self.queue
         try:
-            while True:
+            while not self.is_torn:
                 sent = self.sent
                 while queue and queue[0][0] <= sent:
                     if queue[0][2]:
@@ -80,6 +83,11 @@ class Outgoing:
                 self._progress[1].extend(self._write(sent))
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
+        except OSError:
+            raise
+        except BaseException:
+            self.is_torn = self._tls is not None
+            raise
 
     def send_alone(self, data: Buffer) -> int:
         """Queue and send ``data``, with as few steps as it takes; returns where it ends.
@@ -103,9 +111,8 @@ class Outgoing:
 
     def drop(self) -> None:
         """Drop what is queued, and close its descriptors."""
-        for _, _, fds in self.queue:
-            close_all(fds)
-        self.queue.clear()
+        while self.queue:
+            close_all(self.queue.popleft()[2])
 
     def _write(self, sent: int) -> Iterable[int]:
         """A write of what comes next, which takes place when it is asked for its count."""

@@ -9,15 +9,16 @@ says where its real buffers lie:
 - for each buffer the index of its segment in this table, its offset and its length;
 - ids of segments that the sender no longer has: the peer unmaps them.
 
-A RELEASE frame, with the same flag, goes the other way. Its body is the number of ids of segments
-that are free again, these ids, and ids of segments that are lost: nobody knows when they will be
-free.
+A RELEASE frame, with the same flag, goes the other way. It names what a table has passed by two
+numbers, that of the table and the id of the segment. Its body is how many of these are not used any
+more, these, and those that are lost: nobody knows when they will be free. It may come twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import threading
 import weakref
@@ -42,6 +43,7 @@ _ALONE = 1 << 20
 _MAX_ALONE = 16
 _ALIGNMENT = 64
 _NEW = 1 << 63
+_first = operator.methodcaller("popleft")
 
 
 @dataclass(slots=True)
@@ -127,13 +129,16 @@ class Sharing:
         self._lock = threading.RLock()
         self._closed = False
         self._numbers = itertools.count(1)
-        # By our ids: what the peer uses, and what it has; ids of segments that are gone here.
-        self._lent: dict[int, list[Lease]] = {}
+        # By numbers of tables and our ids: what the peer uses. By our ids: what it has; those of
+        # segments that are gone here.
+        self._lent: dict[tuple[int, int], Lease] = {}
         self._known: dict[int, weakref.ref[Segment]] = {}
         self._gone: deque[int] = deque()
-        # By the peer's ids: what we have mapped, and what we use no more, or have lost.
+        # By the peer's ids: what we have mapped. What we use no more, or have lost; and of that
+        # what the peer is being told.
         self._mapped: dict[int, Segment] = {}
-        self._ended: deque[tuple[int, bool]] = deque()
+        self._ended: deque[tuple[int, int, bool]] = deque()
+        self._telling: list[tuple[int, int, bool]] = []
         # The table that was read last; its buffers until the frame has been handled.
         self._taken: tuple[int, list[memoryview] | None] = (0, None)
         pool.enter(self)
@@ -163,41 +168,45 @@ class Sharing:
             fds = _duplicates(new)
             if fds is None:
                 return None
+            own = next(self._numbers)
             for number, lease in leases.items():
-                self._lent.setdefault(number, []).append(lease)
-        table = array("Q", (next(self._numbers), len(leases), len(views)))
+                self._lent[own, number] = lease
+        table = array("Q", (own, len(leases), len(views)))
         for number, lease in leases.items():
             segment = lease.segment
             table.extend((number, segment.size | (_NEW if segment in new else 0)))
         table.extend(parts)
-        with contextlib.suppress(IndexError):
-            while True:
-                number = self._gone.popleft()
-                self._known.pop(number, None)
-                table.append(number)
+        gone = self._gone_now()
+        for number in gone:
+            self._known.pop(number, None)
+        table.extend(gone)
         sent = replace(frame, buffers=[table.tobytes()], flags=frame.flags | SHARED)
-        return Placed(sent, fds, partial(self._passed, new))
+        return Placed(sent, fds, partial(self._passed, new, gone))
 
-    def _passed(self, new: list[Segment]) -> None:
-        """These segments are on their way to the peer."""
+    def _gone_now(self) -> list[int]:
+        while True:
+            with contextlib.suppress(RuntimeError):  # one went this moment
+                return list(self._gone)
+
+    def _passed(self, new: list[Segment], gone: list[int]) -> None:
+        """These segments are on their way to the peer, as is the news of those that are gone."""
+        for number in gone:
+            with contextlib.suppress(ValueError):  # told twice does no harm
+                self._gone.remove(number)
         for segment in new:
             self._known[segment.id] = weakref.ref(segment, partial(_note, self._gone, segment.id))
 
     def _released(self, frame: Frame) -> None:
         """The peer uses some segments no more."""
         numbers = _numbers(frame.body)
-        if not numbers or numbers[0] >= len(numbers):
+        if len(numbers) % 2 == 0 or 2 * numbers[0] >= len(numbers):
             raise FrameError("a frame of released segments that has fewer than it says")
-        lease: Lease | None
-        for place, number in enumerate(numbers[1:]):
+        for place, key in enumerate(zip(numbers[1::2], numbers[2::2], strict=True)):
             with self._lock:
-                leases = self._lent.get(number)
-                if leases:
-                    lease = leases.pop()
-                    lease.lost = lease.lost or place >= numbers[0]
-                    if not leases:
-                        del self._lent[number]
-            lease = None
+                if place >= numbers[0] and (lease := self._lent.get(key)) is not None:
+                    lease.lost = True
+                    del lease
+                self._lent.pop(key, None)
         self._look()
 
     def _look(self) -> None:
@@ -229,16 +238,12 @@ class Sharing:
         False if it has been handled already: it comes again when a signal handler raised at the
         end of that.
         """
-        try:
-            table = _numbers(frame.buffers[0] if len(frame.buffers) == 1 else b"")
-            grant = Grant()
-            fds, views, gone = self._read(table, frame.fds, grant)
-        except (FrameError, MemoryError):
-            for fd in frame.fds:
-                os.close(fd)
-            frame.fds = ()
-            raise
-        number, flags, rest = table[0], frame.flags & ~SHARED, frame.fds[len(fds) :]
+        table = _numbers(frame.buffers[0] if len(frame.buffers) == 1 else b"")
+        grant = Grant()
+        used, views, gone = self._read(table, frame.fds, grant)
+        for each in gone:
+            self._mapped.pop(each, None)
+        number, flags, rest = table[0], frame.flags & ~SHARED, frame.fds[used:]
         if number == self._taken[0]:
             known = self._taken[1]
             frame.buffers, frame.flags, frame.fds = known or (), flags, rest
@@ -249,16 +254,12 @@ class Sharing:
             *(taken, views, flags, rest),
             True,
         )
-        for fd in fds:
-            os.close(fd)
-        for each in gone:
-            self._mapped.pop(each, None)
         return True
 
     def _read(
         self, table: array[int], fds: Sequence[int], grant: Grant
-    ) -> tuple[Sequence[int], list[memoryview], array[int]]:
-        """The descriptors that a table is about, its buffers, and which segments are gone."""
+    ) -> tuple[int, list[memoryview], array[int]]:
+        """How many descriptors a table is about, its buffers, and which segments are gone."""
         if len(table) < 3 or len(table) < 3 + 2 * table[1] + 3 * table[2]:
             raise FrameError("a frame in shared memory whose table is too short")
         middle = 3 + 2 * table[1]
@@ -275,18 +276,18 @@ class Sharing:
                 used += 1
             if segment is None:
                 raise FrameError(f"a frame in shared memory that was never passed: {number}")
-            wholes.append(segment.view(Lease(segment, self._end_of(number), grant)))
+            wholes.append(segment.view(Lease(segment, self._end_of(table[0], number), grant)))
         views = []
         for at in range(middle, end, 3):
             index, offset, length = table[at : at + 3]
             if index >= len(wholes) or offset + length > len(wholes[index]):
                 raise FrameError("a frame in shared memory with a buffer beyond its segment")
             views.append(wholes[index][offset : offset + length])
-        return fds[:used], views, table[end:]
+        return used, views, table[end:]
 
-    def _end_of(self, number: int) -> Callable[[Segment, bool], None]:
+    def _end_of(self, table: int, number: int) -> Callable[[Segment, bool], None]:
         def ended(_segment: Segment, lost: bool) -> None:
-            self._ended.append((number, lost))
+            self._ended.append((table, number, lost))
             if not self._closed:
                 self._reactor.before_wait(self._release)
 
@@ -294,15 +295,21 @@ class Sharing:
 
     def _release(self) -> None:
         """Tell the peer which segments of it are used no more here."""
-        if not self._ended or self._closed:
+        if self._closed:
+            return
+        # In one step of the interpreter; and nothing is dropped before it is sent.
+        telling, ended = self._telling, self._ended
+        telling.extend(map(_first, itertools.repeat(ended, len(ended))))
+        count = len(telling)
+        if not count:
             return
         free, lost = array("Q"), array("Q")
-        with contextlib.suppress(IndexError):
-            while True:
-                number, is_lost = self._ended.popleft()
-                (lost if is_lost else free).append(number)
-        body = (array("Q", (len(free),)) + free + lost).tobytes()
+        for table, number, is_lost in telling[:count]:
+            (lost if is_lost else free).extend((table, number))
+        body = (array("Q", (len(free) // 2,)) + free + lost).tobytes()
         self._post(Frame(Kind.RELEASE, body, flags=SHARED))
+        if self._telling is telling:  # else a signal handler waited, and told it all
+            self._telling = telling[count:]
 
     def close(self) -> None:
         """The link is closed. What the peer may still use is not used again."""
@@ -313,9 +320,8 @@ class Sharing:
     def _lose_all(self) -> None:
         with self._lock:
             self._closed = True
-            for leases in self._lent.values():
-                for lease in leases:
-                    lease.lost = True
+            for lease in self._lent.values():
+                lease.lost = True
 
     def forget(self) -> None:
         """In a forked child: it is the parent's. What has arrived stays."""

@@ -73,6 +73,7 @@ class Segment:
 
     def __init__(self, fd: int, size: int, keep_fd: bool = True) -> None:
         self.fd = -1
+        self.address: Any = None
         self.id = next(_ids)
         self.size = size
         self.written = self._populated = 0
@@ -83,7 +84,9 @@ class Segment:
             raise MemoryError(f"cannot map {size} bytes: {os.strerror(ctypes.get_errno())}")
         if keep_fd:
             try:
-                self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+                # In one step of the interpreter: a signal handler may raise.
+                duplicate = map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (0,))
+                deque(map(setattr, (self,), ("fd",), duplicate), 0)
             except OSError as error:
                 raise MemoryError(f"no descriptor for {size} bytes: {error}") from None
 
@@ -146,9 +149,9 @@ class Segment:
         _libc.madvise(self.address, self.size, _MADV_REMOVE)
 
     def __del__(self, munmap: Callable[..., Any] = _libc.munmap, close: Any = os.close) -> None:
-        if self.fd >= 0:
+        if getattr(self, "fd", -1) >= 0:  # not set, if a signal handler raised in the beginning
             close(self.fd)
-        if self.address is not None:
+        if getattr(self, "address", None) is not None:
             munmap(self.address, self.size)
 
 

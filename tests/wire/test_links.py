@@ -326,22 +326,21 @@ def test_a_frame_for_which_there_is_no_memory_ends_the_link(reactor):
 @pytest.mark.parametrize("kind", [Link, QuickLink])
 def test_a_descriptor_that_somebody_took_outlives_the_link(reactor, kind):
     a, b = socket.socketpair()
-    taken: queue.Queue[int] = queue.Queue()
+    taken: queue.Queue[socket.socket] = queue.Queue()
 
     def take(link: Link, frame: Frame) -> None:
-        taken.put(frame.take_fd())
+        taken.put(frame.take_socket())
         link.close()
 
     link = kind(reactor, a, authenticate=same_user, on_frame=take)
     other = Side(reactor, b, make=kind)
     reactor.call_soon(link.start)
-    read, write = os.pipe()
-    spare = os.dup(write)
-    other.link.post(Frame(Kind.CALL, b"x"), (write, spare))
+    near, far = socket.socketpair()
+    spare = os.dup(far.fileno())
+    other.link.post(Frame(Kind.CALL, b"x"), (far.detach(), spare))
     other.closed.get(timeout=10)
-    fd = taken.get(timeout=10)
-    os.write(fd, b"y")
-    assert os.read(read, 10) == b"y"
-    os.close(fd)
-    assert os.read(read, 10) == b""  # the one that nobody took was closed
-    os.close(read)
+    with near, taken.get(timeout=10) as sock:
+        sock.send(b"y")
+        assert near.recv(10) == b"y"
+        sock.close()
+        assert near.recv(10) == b""  # the one that nobody took was closed
