@@ -22,6 +22,8 @@ from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import URGENT, Frame, Kind
 
 if TYPE_CHECKING:
+    import asyncio
+
     from slurmmesh.actors.future import Future
     from slurmmesh.actors.mesh import ActorMesh
     from slurmmesh.actors.tasks import Tasks
@@ -83,6 +85,18 @@ class _Now(NamedTuple):
     future: Future[Any]
 
 
+class _Awaited:
+    """A future that the actor's endpoint awaits, and its wait once it counts."""
+
+    __slots__ = ("asked", "future", "standing", "wait")
+
+    def __init__(self, future: Future[Any], asked: Asked) -> None:
+        self.future = future
+        self.asked = asked
+        self.standing: contextlib.ExitStack | None = None
+        self.wait: Wait | None = None
+
+
 class Waits:
     """The waits of one actor.
 
@@ -114,6 +128,8 @@ class Waits:
         self._count = itertools.count(1)
         self._numbers = itertools.count(1)
         self._now: _Now | None = None
+        self._awaited: _Awaited | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def are_of(self, actor: str) -> None:
         """Be those of this actor, in the thread that runs it."""
@@ -167,22 +183,36 @@ class Waits:
         if task is None or not self.are_here or task.get_coro() is not self._tasks.main:
             yield from until_done
             return
-        loop = get_running_loop()
-        stack = contextlib.ExitStack()
-
-        def lasts() -> None:
-            probe(stack.enter_context(self._standing(future, asked)), 1)
-
-        def probe(standing: Standing, turn: int) -> None:
-            later(PATIENCE_S * 2**turn, probe, standing, turn + 1)
-            asked.begin(standing.wait, turn)
-
-        def later(seconds: float, then: Callable[..., Any], *args: Any) -> None:
-            stack.callback(loop.call_later(seconds, then, *args).cancel)
-
-        with stack:
-            later(PATIENCE_S, lasts)
+        awaited = self._awaited = _Awaited(future, asked)
+        if self._timer is None:  # one for many awaits: it looks whether the same one lasts
+            loop = get_running_loop()
+            self._timer = loop.call_later(PATIENCE_S, self._look, loop, None)
+        try:
             yield from until_done
+        finally:
+            self._awaited = None
+            if awaited.standing is not None:
+                awaited.standing.close()
+                self._timer.cancel()
+                self._timer = None
+
+    def _look(
+        self, loop: asyncio.AbstractEventLoop, before: _Awaited | None, turn: int = 0
+    ) -> None:
+        """See whether what is awaited is what was before, and probe if so. In the actor's loop."""
+        awaited = self._awaited
+        if awaited is None:
+            self._timer = None
+            return
+        turn = turn + 1 if awaited is before else 0
+        self._timer = loop.call_later(PATIENCE_S * 2**turn, self._look, loop, awaited, turn)
+        if turn == 1:
+            awaited.standing = contextlib.ExitStack()
+            awaited.wait = awaited.standing.enter_context(
+                self._standing(awaited.future, awaited.asked)
+            ).wait
+        if awaited.wait is not None:
+            awaited.asked.begin(awaited.wait, turn)
 
     def probed(self, frame: Frame) -> None:
         """Take a probe. From any thread."""
