@@ -132,6 +132,13 @@ def _become_child_of_a_keeper(temp: Path) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
+def _let_children_have_signals() -> None:
+    """What nohup or a shell's ``&`` has us ignore, what we start would ignore, too."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, lambda _signum, _frame: None)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Workers are started by ``_start_worker``: they have threads when their hooks are called."""
@@ -467,6 +474,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
+    _let_children_have_signals()
     temp = Path(os.environ.pop(_WORKERS_TEMP) if is_worker else tempfile.mkdtemp(prefix="smt-"))
     config.stash[_CHECK] = LeakCheck(temp, config.getoption("--closing-time"))
     if not is_worker:

@@ -124,6 +124,7 @@ def test_a_killed_node_falls_silent_and_comes_back_with_a_new_network(lab: Lab) 
     assert lab.run("srun", "-N1", "-w", "node3", "hostname").stdout == "node3\n"
 
 
+@pytest.mark.slow
 def test_two_labs_have_two_networks(lab: Lab) -> None:
     with Lab(2, netns=True) as other:
         show = ("srun", "-N1", "-w", "node1", "getent", "ahostsv4", "node1")

@@ -22,6 +22,8 @@ from slurmmesh.wire.identity import JobAuthority, client_context, peer_name, ser
 from slurmmesh.wire.links import TORN
 from slurmmesh.wire.quick import QuickLink
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 400
 WIRE = str(Path(shm.__file__).parent)
 

@@ -209,7 +209,7 @@ class SharingMachine(RuleBasedStateMachine):
         assert open_segments() == 0
 
 
-TestSharing = SharingMachine.TestCase
+TestSharing = pytest.mark.slow(SharingMachine.TestCase)
 TestSharing.settings = settings(max_examples=20, stateful_step_count=25)
 
 

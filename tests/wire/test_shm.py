@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert open_segments() == 0
 
 
-TestPool = PoolMachine.TestCase
+TestPool = pytest.mark.slow(PoolMachine.TestCase)
 TestPool.settings = settings(max_examples=25, stateful_step_count=25)
 
 
