@@ -158,7 +158,8 @@ class Engine:
                 self._collectives += collectives
                 self._pending.append(pending)
             self._slot.begin(operation.sequence, name)
-            self._make_calls(operation, deadline, lambda comm: self._queue(calls, comm, number))
+            with self._told(operation):
+                self._make_calls(operation, deadline, lambda comm: self._queue(calls, comm, number))
         if wait:
             self._finish(pending, deadline)
 
@@ -243,7 +244,7 @@ class Engine:
             self._fail(self._joining, cause=error)
         with self._using("init") as comm:
             made = comm != 0
-        if not made and self._parent is not None:
+        if not made and self._parent is not None and not self._parent._how:
             self._parent._settled(self._joining)  # the library may tell of a failure there
         if not made or not self._settled(self._joining):
             return False
@@ -264,7 +265,8 @@ class Engine:
             # An abort empties the stream, too: so this is asked last.
             return self._settled(operation) and not busy
 
-        self._until(ended, operation, deadline)
+        with self._told(operation):
+            self._until(ended, operation, deadline)
         with self._lock:
             done = [one for one in self._pending if one.stream == pending.stream]
             for one in done[: done.index(pending) + 1 if pending in done else 0]:
@@ -332,8 +334,16 @@ class Engine:
             self._revoke(str(error), error)
         else:
             self._abort(str(error), error)
-        live.tell(self, operation, "fails")
         raise error from cause
+
+    @contextlib.contextmanager
+    def _told(self, operation: Operation) -> Iterator[None]:
+        """Watchers hear of a failure."""
+        try:
+            yield
+        except CollectiveError:
+            live.tell(self, operation, "fails")
+            raise
 
     def _judge(self, operation: Operation, code: int) -> Verdict:
         paired = bool(operation.peers)

@@ -58,7 +58,7 @@ def failure_of(
     """
     texts = []
     if seconds is not None:
-        texts.append(f"operation {operation.sequence} did not end within {seconds:g} s")
+        texts.append(_did_not_end(operation, seconds))
     if cause is not None:
         texts.append(cause.text)
         code = cause.code
@@ -84,3 +84,10 @@ def failure_of(
         symbol=cause.symbol if cause else "",
         library=cause.library if cause else communicator.library_path,
     )
+
+
+def _did_not_end(operation: Operation, seconds: float) -> str:
+    if operation.name == "init":
+        return f"not all ranks have joined within {seconds:g} s"
+    which = "it" if operation.peers else f"operation {operation.sequence}"
+    return f"{which} did not end within {seconds:g} s"

@@ -60,13 +60,15 @@ class Slot:
     def leave(self) -> None:
         """What was last told stays there to be read, until the place is needed."""
         self._write(self._word | _LEFT)
-        if self._board is not None:
-            self._board.release(self._index)
+        board, self._board = self._board, None
+        if board is not None:
+            board.release(self._index)
 
     def _write(self, word: int) -> None:
         self._word = word
-        if self._board is not None and self._board.pid == os.getpid():
-            _WORD.pack_into(self._board.page, self._index * _SLOT.size, word)
+        board = self._board
+        if board is not None and board.pid == os.getpid():
+            _WORD.pack_into(board.page, self._index * _SLOT.size, word)
 
 
 class Board:

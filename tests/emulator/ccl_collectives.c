@@ -25,6 +25,13 @@ const char *ccl_kind_name(enum ccl_kind kind)
     return "an unknown operation";
 }
 
+/** Without bytes the pointers may be null. */
+static void copy(void *to, const void *from, size_t bytes)
+{
+    if (bytes)
+        memcpy(to, from, bytes);
+}
+
 static struct ccl_transfer transfer(const struct ccl_operation *operation, bool sending, int peer,
                                     const void *data, size_t bytes)
 {
@@ -92,7 +99,7 @@ static bool collect(struct ccl_comm *comm, const struct ccl_operation *operation
         const void *from = rank == root ? operation->send : other;
         fine = rank == root || one_transfer(comm, operation, false, rank, other, bytes);
         if (fine && rank == 0)
-            memcpy(sum, from, bytes);
+            copy(sum, from, bytes);
         else if (fine)
             ccl_combine(operation->type, operation->reduction, sum, from, operation->count);
     }
@@ -111,7 +118,7 @@ static bool reduce(struct ccl_comm *comm, const struct ccl_operation *operation,
     if (fine && to_all)
         fine = spread(comm, operation, root, sum);
     else if (fine && sum)
-        memcpy(operation->recv, sum, bytes);
+        copy(operation->recv, sum, bytes);
     free(sum);
     return fine;
 }
@@ -146,7 +153,7 @@ static bool reduce_scatter(struct ccl_comm *comm, const struct ccl_operation *op
     for (int rank = 0; rank < comm->size; rank++) {
         char *part = parts + (size_t)rank * bytes;
         if (rank == comm->rank) {
-            memcpy(part, own, bytes);
+            copy(part, own, bytes);
             continue;
         }
         transfers[count++] = transfer(operation, true, rank, send + (size_t)rank * bytes, bytes);
@@ -158,7 +165,7 @@ static bool reduce_scatter(struct ccl_comm *comm, const struct ccl_operation *op
                     operation->count);
     if (fine) {
         finish(operation, parts, comm->size);
-        memcpy(operation->recv, parts, bytes);
+        copy(operation->recv, parts, bytes);
     }
     free(parts);
     return fine;

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.gpu import programs_collectives as programs
+from tests.gpu import programs_failures as failures
 from tests.gpu.running import Gpu, Started
 
 GpuOf = Callable[..., Gpu]
@@ -113,7 +114,7 @@ def test_a_killed_rank_is_named(
     """The library notices it, or it does not: then the time is over, and it is found dead."""
     timeout = 1 if silent else 30
     with world(
-        emulator(name), tmp_path, programs.witness, 4, timeout, silent=silent, ccl_version="2.27.7"
+        emulator(name), tmp_path, failures.witness, 4, timeout, silent=silent, ccl_version="2.27.7"
     ) as ranks:
         victim = pids(tmp_path, 4, wait_until)[3]
         os.kill(victim, signal.SIGKILL)
@@ -132,7 +133,7 @@ def test_a_killed_rank_is_named(
 def test_a_death_that_nobody_notices_is_found_before_the_time_is_over(
     rocm: Gpu, tmp_path: Path, wait_until: Any
 ) -> None:
-    with world(rocm, tmp_path, programs.witness, 2, 600, silent=1) as ranks:
+    with world(rocm, tmp_path, failures.witness, 2, 600, silent=1) as ranks:
         os.kill(pids(tmp_path, 2, wait_until)[1], signal.SIGKILL)
         go(tmp_path)
         assert ranks[0].finish()["peers"] == [1]
@@ -142,7 +143,7 @@ def test_a_death_that_nobody_notices_is_found_before_the_time_is_over(
 def test_a_stopped_rank_is_alive_and_has_not_arrived(
     rocm: Gpu, tmp_path: Path, wait_until: Any
 ) -> None:
-    with world(rocm, tmp_path, programs.witness, 3, 1) as ranks:
+    with world(rocm, tmp_path, failures.witness, 3, 1) as ranks:
         victim = pids(tmp_path, 3, wait_until)[2]
         os.kill(victim, signal.SIGSTOP)
         go(tmp_path)
@@ -161,21 +162,21 @@ def test_a_stopped_rank_is_alive_and_has_not_arrived(
 
 
 def test_the_other_half_of_a_pair_is_named(rocm: Gpu, tmp_path: Path) -> None:
-    told = run(rocm, tmp_path, programs.astray, 2)[0]
+    told = run(rocm, tmp_path, failures.astray, 2)[0]
     assert (told["kind"], told["operation"], told["peers"]) == ("CollectiveTimeout", "recv", [1])
     assert "it is with rank 1" in told["text"]
     assert "is in no operation" in told["text"]
 
 
 def test_supervision_names_ranks_of_other_hosts(rocm: Gpu, tmp_path: Path) -> None:
-    told = run(rocm, tmp_path, programs.elsewhere, 2)[0]
+    told = run(rocm, tmp_path, failures.elsewhere, 2)[0]
     assert (told["kind"], told["peers"]) == ("CollectiveError", [1])
     assert "rank 1 is dead: so the program's supervision says" in told["text"]
 
 
 @pytest.mark.parametrize("name", ["rocm-7.1", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_who_does_not_join_in_time_is_named(emulator: GpuOf, tmp_path: Path, name: str) -> None:
-    told = run(emulator(name), tmp_path, programs.late_joiner, 2)[0]
+    told = run(emulator(name), tmp_path, failures.late_joiner, 2)[0]
     assert (told["operation"], told["peers"], told["late"]) == ("init", [1], [1])
     assert "is alive, but has not begun to join" in told["text"]
 
@@ -186,11 +187,11 @@ def test_who_does_not_join_in_time_is_named(emulator: GpuOf, tmp_path: Path, nam
 def test_abort_frees_calls_and_races_with_them(
     emulator: GpuOf, tmp_path: Path, flavour: Any, rounds: int
 ) -> None:
-    run(emulator(flavour=flavour), tmp_path, programs.aborted, 2, rounds)
+    run(emulator(flavour=flavour), tmp_path, failures.aborted, 2, rounds)
 
 
 def test_the_interpreter_ends_while_operations_wait(rocm: Gpu, tmp_path: Path) -> None:
-    with world(rocm, tmp_path, programs.at_exit, 2) as ranks:
+    with world(rocm, tmp_path, failures.at_exit, 2) as ranks:
         assert ranks[0].end()[0] == 0
         (tmp_path / "gone--1").write_bytes(pickle.dumps(None))
         assert ranks[1].end()[0] == 0
@@ -208,9 +209,9 @@ def test_a_thousand_communicators_leave_nothing(emulator: GpuOf, name: str) -> N
 
 
 def test_split_revoke_shrink_and_grow(rocm: Gpu, tmp_path: Path, wait_until: Any) -> None:
-    with world(rocm, tmp_path, programs.regrouped, 4) as ranks:
+    with world(rocm, tmp_path, failures.regrouped, 4) as ranks:
         os.kill(pids(tmp_path, 4, wait_until)[3], signal.SIGKILL)
-        new = rocm.start(programs.newcomer, str(tmp_path), 3, 4)
+        new = rocm.start(failures.newcomer, str(tmp_path), 3, 4)
         go(tmp_path)
         assert [rank.finish() for rank in ranks[:3]] == [[[3], 10.0]] * 3
         assert new.finish() == 10.0
