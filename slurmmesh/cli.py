@@ -21,6 +21,7 @@ commands (each has its own --help):
   report     a report of a job from its folder
   config     each setting, its value, and where that comes from
   templates  the templates of batch scripts: list them, show one, check yours
+  doctor     what this node has for a job, what it lacks, and what to do
 
 slurmmesh --version prints the version.
 """
@@ -66,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slurmmesh.submit.templates_command import main as templates
 
             return templates(words[1:])
+        case ["doctor"]:
+            from slurmmesh.doctor.command import main as doctor
+
+            return doctor(words[1:])
         case ["--version"]:
             print(f"slurmmesh {__version__}")
             return EXIT_OK

@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tensors": {"actors"},
 }
 CODE = ("slurmmesh", "sbatch_templates", "benchmarks", "examples", "tests")
-FRONT_DOORS = {"submit", "jobs", "lab", "cli", "__init__", "__main__"}
+FRONT_DOORS = {"submit", "jobs", "lab", "doctor", "cli", "__init__", "__main__"}
 # The writing end of the event log, the names of job folders, the record in them, how files are
 # written: open to all.
 OPEN_TO_ALL = {

@@ -1,0 +1,1 @@
+"""Front door ``slurmmesh doctor``: what this node has for a job, what it lacks, and what to do."""
