@@ -79,7 +79,7 @@ class Board:
         self.fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
         os.ftruncate(self.fd, _SLOTS * _SLOT.size)
         self.page = mmap.mmap(self.fd, _SLOTS * _SLOT.size)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage collection may release one at any point
         self._taken: set[int] = set()
         self._turn = itertools.cycle(range(_SLOTS))
 
