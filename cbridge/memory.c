@@ -28,6 +28,9 @@ static int refuse_old(enum sm_symbol_id symbol, sm_error *error)
         }                                                                                          \
     } while (0)
 
+/* HIP imports to the thread's device, and some versions create there too, whatever the properties
+ * say: so what is about a device makes it the thread's first. */
+
 static struct sm_allocation allocation(int device, int rdma)
 {
     return (struct sm_allocation){
@@ -51,11 +54,15 @@ int sm_memory_granularity(int device, int rdma, size_t *bytes, sm_error *error)
 {
     REQUIRE_MAPPING(memory_granularity, error);
     const struct sm_allocation wanted = allocation(device, rdma);
-    size_t found = 0;
-    const int code =
-        SM_CALL(error, memory_granularity, (&found, &wanted, SM_GRANULARITY_MINIMUM));
+    sm_guard guard;
+    int code = sm_guard_enter(device, &guard, error);
     if (code == 0) {
-        *bytes = found;
+        size_t found = 0;
+        code = SM_CALL(error, memory_granularity, (&found, &wanted, SM_GRANULARITY_MINIMUM));
+        sm_guard_leave(&guard);
+        if (code == 0) {
+            *bytes = found;
+        }
     }
     return code;
 }
@@ -64,10 +71,15 @@ int sm_memory_create(int device, size_t size, int rdma, uint64_t *handle, sm_err
 {
     REQUIRE_MAPPING(memory_create, error);
     const struct sm_allocation wanted = allocation(device, rdma);
-    uint64_t found = 0;
-    const int code = SM_CALL(error, memory_create, (&found, size, &wanted, 0));
+    sm_guard guard;
+    int code = sm_guard_enter(device, &guard, error);
     if (code == 0) {
-        *handle = found;
+        uint64_t found = 0;
+        code = SM_CALL(error, memory_create, (&found, size, &wanted, 0));
+        sm_guard_leave(&guard);
+        if (code == 0) {
+            *handle = found;
+        }
     }
     return code;
 }
@@ -133,7 +145,7 @@ int sm_memory_export_fd(uint64_t handle, int *fd, sm_error *error)
     return code;
 }
 
-int sm_memory_import_fd(int fd, uint64_t *handle, sm_error *error)
+int sm_memory_import_fd(int device, int fd, uint64_t *handle, sm_error *error)
 {
     REQUIRE_MAPPING(memory_import, error);
     /* By value, except that HIP before 7.1 wants its address. */
@@ -141,34 +153,58 @@ int sm_memory_import_fd(int fd, uint64_t *handle, sm_error *error)
     if (sm_loaded_platform() == SM_PLATFORM_ROCM && sm_hip_version() < SM_HIP_7_1) {
         given = &fd;
     }
-    uint64_t found = 0;
-    const int code = SM_CALL(error, memory_import, (&found, given, SM_HANDLE_POSIX_FD));
+    sm_guard guard;
+    int code = sm_guard_enter(device, &guard, error);
     if (code == 0) {
-        *handle = found;
+        uint64_t found = 0;
+        code = SM_CALL(error, memory_import, (&found, given, SM_HANDLE_POSIX_FD));
+        sm_guard_leave(&guard);
+        if (code == 0) {
+            *handle = found;
+        }
     }
     return code;
+}
+
+/* By the GPU library itself. A dma-buf of CUDA's starts where the range does; ROCm's are of whole
+ * allocations, and HIP does not tell where in it the range is: so it is asked for all of it. */
+static int dmabuf_of_library(uint64_t address, size_t size, int *fd, uint64_t *offset,
+                             sm_error *error)
+{
+    SM_REQUIRE(memory_range_handle, error);
+    uint64_t start = address;
+    size_t length = size;
+    if (sm_loaded_platform() == SM_PLATFORM_ROCM) {
+        const int code = sm_memory_address_range(address, &start, &length, error);
+        if (code != 0) {
+            return code;
+        }
+        if (size > length || address - start > length - size) {
+            return sm_fail(error, SM_E_ARGUMENT, "", "", "the range is not within one allocation");
+        }
+    }
+    *offset = address - start;
+    return SM_CALL(error, memory_range_handle, (fd, start, length, SM_RANGE_HANDLE_DMABUF, 0));
 }
 
 int sm_memory_dmabuf_fd(uint64_t address, size_t size, int *fd, uint64_t *offset, sm_error *error)
 {
     int found = -1;
-    uint64_t start = 0;
+    uint64_t before = 0;
     int code = SM_GPU_NOT_SUPPORTED;
     /* HSA knows it from before HIP did; there may be neither, then HIP's is the one to miss. */
     const bool by_hsa = sm_is_loaded() && sm_function_of(SM_S_hsa_export_dmabuf) != NULL;
     if (!by_hsa || sm_function_of(SM_S_memory_range_handle) != NULL) {
-        SM_REQUIRE(memory_range_handle, error);
-        code = SM_CALL(error, memory_range_handle,
-                       (&found, address, size, SM_RANGE_HANDLE_DMABUF, 0));
+        code = dmabuf_of_library(address, size, &found, &before, error);
     }
     if (by_hsa && code == SM_GPU_NOT_SUPPORTED) {
         SM_REQUIRE(hsa_export_dmabuf, error);
-        code = SM_CALL(error, hsa_export_dmabuf, (address, size, &found, &start));
+        code = SM_CALL(error, hsa_export_dmabuf, (address, size, &found, &before));
     }
     if (code == 0) {
         close_on_exec(found);
         *fd = found;
-        *offset = start;
+        *offset = before;
     }
     return code;
 }

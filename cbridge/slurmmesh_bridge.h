@@ -104,6 +104,7 @@ typedef struct sm_symbol_row {
     const char *neutral; /* as sm_has takes it: memory_create */
     const char *hip;     /* hipMemCreate; empty where ROCm has no such function */
     const char *cuda;    /* cuMemCreate; empty where CUDA has no such function */
+    const char *type;    /* in C, as slurmmesh calls it: int (uint64_t, size_t) */
     int library;         /* enum sm_library */
     int present;         /* 1 if the loaded library has it */
 } sm_symbol_row;
@@ -181,10 +182,12 @@ int sm_memory_set_access(uint64_t address, size_t size, int device, int access, 
 /* A file descriptor for another process (send it over a unix socket), close-on-exec; the caller
  * closes it. */
 int sm_memory_export_fd(uint64_t handle, int *fd, sm_error *error);
-/* The caller keeps fd and may close it afterwards. */
-int sm_memory_import_fd(int fd, uint64_t *handle, sm_error *error);
+/* device: the one that is to reach it. The caller keeps fd, and may close it once the memory is mapped
+ * and accessible (some versions of ROCm look at it only then). */
+int sm_memory_import_fd(int device, int fd, uint64_t *handle, sm_error *error);
 /* A dma-buf of an address range, for a NIC; close-on-exec; the caller closes it. The range starts
- * `offset` bytes into the dma-buf. ROCm without hipMemGetHandleForAddressRange: by HSA. */
+ * `offset` bytes into the dma-buf. ROCm without hipMemGetHandleForAddressRange: by HSA, which knows
+ * nothing of mapped memory. There sm_memory_export_fd gives a dma-buf, of all that a handle has. */
 int sm_memory_dmabuf_fd(uint64_t address, size_t size, int *fd, uint64_t *offset, sm_error *error);
 /* The allocation that an address lies in. */
 int sm_memory_address_range(uint64_t address, uint64_t *start, size_t *size, sm_error *error);

@@ -269,19 +269,18 @@ class DeviceMemory:
         """
         with self._usable():
             address, size = self._span(offset, size)
-            end = offset + size
-            if not any(e.offset <= offset and end <= e.offset + e.size for e in self.extents):
-                raise UsageError(
-                    f"bytes {offset} to {end} are not within one extent; a dma-buf is of one: "
-                    + ", ".join(f"{e.offset} to {e.offset + e.size}" for e in self.extents)
-                )
-            start = address // _PAGE * _PAGE
-            pages = -(-(address + size - start) // _PAGE) * _PAGE
-            fd = self._library.ffi.new("int *")
-            before = self._library.ffi.new("uint64_t *")
+            number = self._extent_around(offset, size)
             with self._told(f"no dma-buf of {size} bytes could be made"):
-                self._library.call("sm_memory_dmabuf_fd", start, pages, fd, before)
-            return DmaBuf(int(fd[0]), int(before[0]) + address - start, size)
+                if self._library.platform == "rocm":
+                    # What ROCm exports are dma-bufs, of whole extents. By address HSA has none of
+                    # mapped memory.
+                    fd = self._range.export_one(number)
+                    return DmaBuf(fd, offset - self.extents[number].offset, size)
+                start = address // _PAGE * _PAGE
+                pages = -(-(address + size - start) // _PAGE) * _PAGE
+                fds, before = self._library.ffi.new("int *"), self._library.ffi.new("uint64_t *")
+                self._library.call("sm_memory_dmabuf_fd", start, pages, fds, before)
+            return DmaBuf(int(fds[0]), int(before[0]) + address - start, size)
 
     def tensor(self, dtype: Any = None, shape: Sequence[int] | None = None, offset: int = 0) -> Any:
         """A torch tensor of it, without a copy. It keeps the memory alive.
@@ -402,6 +401,17 @@ class DeviceMemory:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise UsageError(f"{length} bytes from {offset} on are not within {self.size}")
         return self.address + offset, length
+
+    def _extent_around(self, offset: int, size: int) -> int:
+        """The number of the extent that a range of it is in."""
+        end = offset + size
+        for number, extent in enumerate(self.extents):
+            if extent.offset <= offset and end <= extent.offset + extent.size:
+                return number
+        raise UsageError(
+            f"bytes {offset} to {end} are not within one extent; a dma-buf is of one: "
+            + ", ".join(f"{e.offset} to {e.offset + e.size}" for e in self.extents)
+        )
 
     @contextmanager
     def _usable(self) -> Iterator[None]:

@@ -93,7 +93,12 @@ class Range:
 
     def import_(self, size: int, fd: int) -> None:
         """As ``create``, with the memory behind a descriptor."""
-        self._add(size, lambda handle: self._library.call("sm_memory_import_fd", fd, handle))
+        self._add(
+            size,
+            lambda handle: self._library.call(
+                "sm_memory_import_fd", self._reached_by[0], fd, handle
+            ),
+        )
 
     def _add(self, size: int, obtain: Callable[[Any], None]) -> None:
         library, null = self._library, self._library.ffi.NULL
@@ -141,13 +146,17 @@ class Range:
         """A descriptor for each extent, which are the caller's."""
         fds: list[int] = []
         try:
-            for handle in self._handles:
-                fds.append(self._library.ask("sm_memory_export_fd", handle))
+            for number in range(len(self._handles)):
+                fds.append(self.export_one(number))
         except BaseException:
             for one in fds:
                 os.close(one)
             raise
         return tuple(fds)
+
+    def export_one(self, number: int) -> int:
+        """A descriptor for the extent with this number, which is the caller's."""
+        return self._library.ask("sm_memory_export_fd", self._handles[number])
 
 
 def _drop(library: Library, owner: Any) -> None:

@@ -102,7 +102,7 @@ static void sharing(void)
     FINE(sm_memory_granularity(0, 1, &unit, &error));
     FINE(sm_memory_create(0, unit, 0, &handle, &error));
     FINE(sm_memory_export_fd(handle, &fd, &error));
-    FINE(sm_memory_import_fd(fd, &imported, &error));
+    FINE(sm_memory_import_fd(0, fd, &imported, &error));
     CHECK(close(fd) == 0);
     FINE(sm_memory_release(handle, &error));
     FINE(sm_memory_release(imported, &error));

@@ -186,26 +186,27 @@ def test_a_missing_symbol_names_itself_and_the_file(ask: Ask, emulator: Emulator
         assert refused["library"].startswith(folder)
 
 
-# code -> class of the error, and what its text says
+CREATE = "library.ask('sm_memory_create', {})"
+# code -> class of the error, what its text says, and the library's function
 FAILURES = {
-    "library.ask('sm_memory_create', 0, 1, 0)": ("GpuError", "hipErrorInvalidValue"),
-    "library.ask('sm_memory_create', 0, 1 << 45, 0)": ("DeviceOutOfMemory", "hipErrorOutOfMemory"),
-    "library.ask('sm_memory_create', 9, 1 << 21, 0)": ("GpuError", "hipErrorInvalidDevice"),
-    "library.call('sm_memory_fill', 0, 0, 256, 1)": ("UsageError", "256"),
-    "library.ask('sm_device_attribute', 0, 77)": ("UsageError", "77"),
+    CREATE.format("0, 1, 0"): ("GpuError", "hipErrorInvalidValue", "hipMemCreate"),
+    CREATE.format("0, 1 << 45, 0"): ("DeviceOutOfMemory", "hipErrorOutOfMemory", "hipMemCreate"),
+    CREATE.format("9, 1 << 21, 0"): ("GpuError", "hipErrorInvalidDevice", "hipSetDevice"),
+    "library.call('sm_memory_fill', 0, 0, 256, 1)": ("UsageError", "256", ""),
+    "library.ask('sm_device_attribute', 0, 77)": ("UsageError", "77", ""),
 }
 
 
 @pytest.mark.parametrize("code", FAILURES)
 def test_errors_say_what_failed(ask: Ask, emulator: Emulator, code: str) -> None:
-    kind, said = FAILURES[code]
+    kind, said, symbol = FAILURES[code]
     folder = str(emulator("plain"))
     found = ask(code, SLURMMESH_GPU_PLATFORM="rocm", LD_LIBRARY_PATH=folder)
     assert found["error"] == kind
     assert said in found["told"]
     if kind != "UsageError":
         assert found["code"] > 0
-        assert found["symbol"] == "hipMemCreate"
+        assert found["symbol"] == symbol
         assert found["library"].startswith(folder)
 
 

@@ -286,19 +286,27 @@ def dmabufs(library: str, has_call: bool) -> None:
     gpu = Gpu("hip", library)
     assert hasattr(gpu.library, "hipMemGetHandleForAddressRange") == has_call
     hsa = ctypes.CDLL("libhsa-runtime64.so.1")
+    fd, offset, size = c_int(-1), c_uint64(), c_size_t(4096)
+
+    def by_hsa(address: int) -> int:
+        where = c_void_p(address)
+        return int(hsa.hsa_amd_portable_export_dmabuf(where, size, byref(fd), byref(offset)))
+
+    allocated = c_uint64()
+    gpu.ok("Malloc", byref(allocated), 2 * UNIT)
+    poke(allocated.value + UNIT, b"here")
+    assert by_hsa(allocated.value + UNIT) == 0
+    assert offset.value == UNIT
+    if not os.path.exists("/dev/udmabuf"):  # else a real dma-buf, which cannot be read so
+        assert os.pread(fd.value, 4, offset.value) == b"here"
+    os.close(fd.value)
+    assert by_hsa(allocated.value + 2 * UNIT) != 0
+    gpu.ok("Free", allocated)
     with gpu.memory(2 * UNIT) as address:
-        poke(address + UNIT, b"here")
-        fd, offset = c_int(-1), c_uint64()
-        where = c_void_p(address + UNIT)
-        size = c_size_t(4096)
-        assert hsa.hsa_amd_portable_export_dmabuf(where, size, byref(fd), byref(offset)) == 0
-        if not os.path.exists("/dev/udmabuf"):  # else a real dma-buf, which cannot be read so
-            assert os.pread(fd.value, 4, offset.value) == b"here"
-        os.close(fd.value)
-        nowhere = c_void_p(address + 2 * UNIT)
-        assert hsa.hsa_amd_portable_export_dmabuf(nowhere, size, byref(fd), byref(offset))
+        assert by_hsa(address) != 0
         if has_call:
-            gpu.ok("MemGetHandleForAddressRange", byref(fd), address, 2 * UNIT, 1, 0)
+            gpu.ok("MemGetHandleForAddressRange", byref(fd), address + UNIT, UNIT, 1, 0)
+            assert os.fstat(fd.value).st_size in (0, 2 * UNIT)  # 0: a real dma-buf
             os.close(fd.value)
             past = gpu.call("MemGetHandleForAddressRange", byref(fd), address, 4 * UNIT, 1, 0)
             assert past == INVALID

@@ -382,7 +382,12 @@ int slurmmesh_emulator_release(void *address)
     return emu_range_release(address);
 }
 
+/** For HSA: it knows what was allocated with an address, not what was mapped to one. */
 int slurmmesh_emulator_dmabuf(const void *address, size_t size, int *fd, uint64_t *offset)
 {
-    return emu_range_dmabuf(address, size, fd, offset);
+    emu_memory_lock();
+    const struct reservation *around = reservation_around((uintptr_t)address, size);
+    bool known = around && around->plain;
+    emu_memory_unlock();
+    return known ? emu_range_dmabuf(address, size, fd, offset) : EMU_INVALID_VALUE;
 }

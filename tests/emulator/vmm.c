@@ -135,10 +135,11 @@ EMU_EXPORT int EMU_NAME(hipMemGetHandleForAddressRange, cuMemGetHandleForAddress
     int status = begin();
     if (!status && !emu_setting("DMABUF", 1))
         status = EMU_NOT_SUPPORTED;
-    if (!status)
-        status = type != 1 || flags > 1 ? EMU_INVALID_VALUE
-                                        : emu_range_dmabuf(address, size, handle, NULL);
-    return answer(status);
+    if (!status && (type != 1 || flags > 1))
+        status = EMU_INVALID_VALUE;
+    /* HIP's are of whole allocations, and it does not tell where in them the range is. */
+    uint64_t *offset = EMU_NAME(&(uint64_t){0}, NULL);
+    return answer(status ? status : emu_range_dmabuf(address, size, handle, offset));
 }
 #endif
 

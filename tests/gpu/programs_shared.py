@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import threading
@@ -145,9 +146,18 @@ def two_devices() -> None:
             assert exported.description.device == gpu.devices()[1].uuid
             with DeviceMemory.import_(exported) as same:
                 assert same.device == 1
+                assert _device_of(same.address) == 1  # though the thread's own is another
             with DeviceMemory.import_(exported, device=0) as other:
                 assert other.device == 0
                 assert other.read(4, 2 * UNIT) == b"seen"
+
+
+def _device_of(address: int) -> int:
+    library = load()
+    kind = library.ffi.new("int *")
+    device = library.ask("sm_pointer_kind", address, kind)
+    assert kind[0] == library.lib.SM_POINTER_DEVICE
+    return device
 
 
 @leaves_nothing
@@ -170,6 +180,26 @@ def dmabufs() -> list[int]:
         with pytest.raises(UsageError, match="not within one extent"):
             memory.dmabuf()
         return offsets
+
+
+@leaves_nothing
+def dmabufs_of_others() -> None:
+    """Of memory that HIP itself allocated, as torch's is."""
+    library = load()
+    hip, address = ctypes.CDLL(library.path("gpu")), ctypes.c_uint64()
+    assert hip.hipMalloc(ctypes.byref(address), ctypes.c_size_t(2 * UNIT)) == 0
+    where = address.value + UNIT
+    library.call("sm_memory_fill", 0, where, 7, 4096)
+    fd, offset = library.ffi.new("int *"), library.ffi.new("uint64_t *")
+    library.call("sm_memory_dmabuf_fd", where, 4096, fd, offset)
+    assert offset[0] == UNIT
+    if not os.path.exists("/dev/udmabuf"):  # else a real dma-buf, which cannot be read so
+        assert os.pread(fd[0], 4096, offset[0]) == b"\7" * 4096
+    os.close(fd[0])
+    for wrong in (where - UNIT, where):
+        with pytest.raises((UsageError, GpuError)):
+            library.call("sm_memory_dmabuf_fd", wrong, 2 * UNIT + 4096, fd, offset)
+    assert hip.hipFree(address) == 0
 
 
 @leaves_nothing

@@ -72,6 +72,11 @@ def test_nics_get_dmabufs(gpu: Gpu) -> None:
     gpu.run(programs_shared.dmabufs)
 
 
+@pytest.mark.parametrize("name", ["rocm-7.1", "rocm-6.4"])
+def test_dmabufs_of_memory_that_others_made(emulator: Callable[..., Gpu], name: str) -> None:
+    emulator(name).run(programs_shared.dmabufs_of_others)
+
+
 def test_without_dmabufs_it_is_unsupported(emulator: Callable[..., Gpu]) -> None:
     said = emulator("cuda").run(programs_shared.no_dmabuf, dmabuf=0)
     assert f"no dma-buf of {UNIT} bytes" in said
