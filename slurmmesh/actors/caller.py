@@ -269,25 +269,17 @@ class Caller:
         authenticate: Callable[[socket.socket], str] = same_user,
     ) -> None:
         """Take our end of a new direct link."""
-        place = self.place(mesh, rank)
         with self._lock:
-            if place.link is not None:
+            place = self._places.get(mesh, {}).get(rank)
+            # Forgotten since it was asked for: nobody knows what is under way by the hosts.
+            if place is None or place.link is not None:
                 sock.close()
                 return
             self._count += 1
-
-        def up(link: Link) -> None:
-            assert isinstance(link, DirectLink)
-            with self._lock:
-                if place.link is link:
-                    place.connect(link)
-
-        def down(link: DirectLink, reason: str) -> None:
-            self._down(place, mesh, rank, incarnation, link, reason)
-
-        link = DirectLink(self.driver, sock, authenticate, on_down=down, on_up=up)
-        place.link = link
-        self.driver.reactor.call_soon(link.start)
+            up = functools.partial(self._up, place)
+            down = functools.partial(self._down, place, mesh, rank, incarnation)
+            place.link = DirectLink(self.driver, sock, authenticate, on_down=down, on_up=up)
+            self.driver.reactor.call_soon(place.link.start)
 
     def lost(self, mesh: int, rank: int, error: BaseException, but: Container[int] = ()) -> None:
         """A rank is gone: what it said before still counts, other calls to it fail.
@@ -338,6 +330,8 @@ class Caller:
         apart: dict[int, DirectLink] = {}
         ranks = frame.ranks
         with self._lock:
+            if len(ranks) == 1:
+                self.place(frame.mesh, ranks[0])  # it may have been forgotten since it was found
             known = self._places.get(frame.mesh, {})
             if len(ranks) > len(known):
                 wanted = set(ranks)
@@ -355,8 +349,8 @@ class Caller:
 
     def _depart(self, mesh: int, rank: int, placed: dict[int, Place]) -> None:
         """To one rank more a message goes by the hosts, because its link has just broken."""
-        place = self.place(mesh, rank)
         with self._lock:
+            place = self.place(mesh, rank)
             place.depart()
             place.broke = True
             placed[rank] = place
@@ -388,6 +382,12 @@ class Caller:
         if is_cast:
             self.book.answer_ranks(call, (rank,), None)
         return True
+
+    def _up(self, place: Place, link: Link) -> None:
+        """A direct link may be used."""
+        with self._lock:
+            if place.link is link:
+                place.connect(place.link)
 
     def _down(
         self, place: Place, mesh: int, rank: int, incarnation: int, link: DirectLink, reason: str

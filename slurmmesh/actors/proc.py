@@ -308,9 +308,9 @@ class _Proc:
         self._stopped[runner.number] = runner.name
         if len(self._stopped) > MAX_STOPPED:
             del self._stopped[next(iter(self._stopped))]
-        runner.drain()
         self._main_is_free |= was_on_main
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+        runner.retire()
 
     def _post(self, message: Message, actor: int) -> None:
         runner = self._runners.get(actor)

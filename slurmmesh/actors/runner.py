@@ -90,6 +90,7 @@ class ActorRunner:
         self._is_guest = is_guest
         self._broken: str | None = None
         self._stopping = False
+        self._stop: Message | None = None
         self._grace_s = GRACE_S
         self._pid = os.getpid()
         frame = create.frame
@@ -418,12 +419,19 @@ class ActorRunner:
 
     def _end(self, message: Message) -> None:
         """Be stopped, alone: the proc and its other actors stay."""
-        self.drain()
+        self._drain()
         self._end_instance(None)
         self._stopping = True
-        self._answer(message, None)
+        self._stop = message
 
-    def drain(self) -> None:
+    def retire(self) -> None:
+        """Its thread is free and knows nothing of it: tell who stopped it, and who waits yet."""
+        if self._stop is not None:
+            self._answer(self._stop, None)
+            self._flush(self._stop)
+        self._drain()
+
+    def _drain(self) -> None:
         """Refuse what waits and will not be handled any more."""
         for message in self._mailbox.clear():
             if message is not None:

@@ -191,7 +191,7 @@ class OwnProc:
             self._stopped[runner.number] = runner.name
             if len(self._stopped) > MAX_STOPPED:
                 del self._stopped[next(iter(self._stopped))]
-        runner.drain()
+        runner.retire()
 
 
 class _Back:

@@ -32,8 +32,8 @@ class Direct:
             driver, threading.RLock(), self.by_hosts.append, lambda mesh, rank: True
         )
         ours, self.peer = socket.socketpair()
-        self.caller.connected(1, 0, 0, ours)
         self.place = self.caller.place(1, 0)
+        self.caller.connected(1, 0, 0, ours)
         self.caller.place(1, 1)
         wait_until(lambda: self.place.direct is not None)
         assert self.place.direct is not None
@@ -190,3 +190,25 @@ def test_of_many_meshes_those_without_link_and_news_to_come_are_forgotten(direct
     assert caller.place(1, 0) is direct.place
     assert caller.place(2, 0) is waiting
     direct.arrived()
+
+
+def test_a_mesh_that_is_forgotten_while_it_is_called_keeps_its_order(direct, monkeypatch):
+    caller = direct.caller
+
+    def forgotten(_frame: Frame) -> None:
+        caller.place(2, 0)
+        caller.forget(2)
+
+    monkeypatch.setattr(caller, "_direct", forgotten)
+    caller.cast(Frame(Kind.CAST, b"by the hosts", mesh=2, actor=1, ranks=(0,)))
+    assert caller.place(2, 0).under_way == 1
+    direct.arrived()
+    assert caller.place(2, 0).under_way == 0
+
+
+def test_a_link_that_comes_when_its_mesh_is_forgotten_is_closed(direct):
+    ours, peer = socket.socketpair()
+    with peer:
+        direct.caller.connected(2, 0, 0, ours)
+        assert ours.fileno() == -1
+        assert direct.caller.place(2, 0).link is None
