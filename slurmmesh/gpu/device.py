@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from dataclasses import dataclass
 
 from slurmmesh.errors import GpuUnavailable, UsageError
 from slurmmesh.gpu.library import Library, load
 
-_lock = threading.Lock()
-_found: tuple[Device, ...] | None = None
+_found: tuple[int, tuple[Device, ...]] | None = None  # in which process
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,13 @@ def devices() -> tuple[Device, ...]:
         GpuForked: this process was forked after its parent had used a GPU.
     """
     global _found
-    with _lock:
-        if _found is None:
-            library = load()
-            _found = tuple(_device(library, index) for index in range(_count(library)))
-        return _found
+    # Two threads may both get past this: they find the same. A lock might be held for ever after a
+    # fork.
+    if _found is None or _found[0] != os.getpid():
+        library = load()
+        seen = tuple(_device(library, index) for index in range(_count(library)))
+        _found = (os.getpid(), seen)
+    return _found[1]
 
 
 def device_at(index: int) -> Device:

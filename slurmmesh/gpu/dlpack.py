@@ -130,7 +130,8 @@ def _number(library: Library, pointer: Any) -> int:
     return int(library.ffi.cast("uintptr_t", pointer))
 
 
-# The bridge is not bound to a version of Python, so capsules are made from here.
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_new_capsule.restype = ctypes.py_object
+# cffi passes no Python objects, so capsules are made from here. A function of its own: the one that
+# is an attribute of pythonapi is everybody's, and others declare its arguments otherwise.
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import functools
 import gc
 import os
@@ -264,6 +265,8 @@ def capsules() -> None:
     memory = DeviceMemory.reserve(UNIT)
     memory.fill(3)
     assert torch.from_dlpack(memory)[4].item() == 3
+    # As others declare it who make capsules by ctypes; and they do so for the whole process.
+    ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     unused = memory.__dlpack__(stream=None, max_version=(1, 0))
     assert memory.tensors == 1
     with pytest.raises(ZeroDivisionError):
@@ -369,6 +372,7 @@ def forked() -> None:
 def _in_child(memory: DeviceMemory) -> None:
     signal.alarm(60)
     for use in (
+        gpu.devices,
         memory.read,
         memory.export,
         memory.tensor,
