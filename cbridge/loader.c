@@ -13,12 +13,13 @@
 typedef struct symbol_names {
     const char *neutral;
     const char *names[2]; /* HIP, CUDA */
+    const char *type;
     enum sm_library library;
 } symbol_names;
 
 static const symbol_names symbols[SM_SYMBOL_COUNT] = {
 #define SM_ROW(neutral, hip, cuda, library, returns, arguments)                                    \
-    [SM_S_##neutral] = {#neutral, {hip, cuda}, SM_LIBRARY_##library},
+    [SM_S_##neutral] = {#neutral, {hip, cuda}, #returns " " #arguments, SM_LIBRARY_##library},
     SM_SYMBOLS(SM_ROW)
 #undef SM_ROW
 };
@@ -383,6 +384,7 @@ int sm_symbol(int index, sm_symbol_row *row)
     row->neutral = names->neutral;
     row->hip = names->names[0];
     row->cuda = names->names[1];
+    row->type = names->type;
     row->library = (int)names->library;
     row->present = sm_is_loaded() && state.functions[index] != NULL;
     return 0;

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slurmmesh._doors import front_door
 
 if TYPE_CHECKING:
+    from slurmmesh.gpu import compat
     from slurmmesh.gpu.communicator import Communicator
     from slurmmesh.gpu.device import Device, devices
     from slurmmesh.gpu.identity import CommunicatorId
@@ -34,6 +35,7 @@ __all__ = [
     "Peer",
     "Platform",
     "Stream",
+    "compat",
     "devices",
     "live_communicators",
     "platform",
@@ -54,4 +56,4 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "slurmmesh.gpu.streams": ("Stream",),
 }
 
-__getattr__, __dir__ = front_door(__name__, _HOMES)
+__getattr__, __dir__ = front_door(__name__, _HOMES, modules=("compat",))

@@ -55,11 +55,13 @@ class Symbol:
 
     Attributes:
         hip, cuda: empty where that platform has no such function.
+        type: in C, with handles and addresses as numbers: ``int (uint64_t *, size_t)``.
     """
 
     neutral: str
     hip: str
     cuda: str
+    type: str
     kind: Kind
     present: bool
 
@@ -138,8 +140,9 @@ class Library:
         row = self.ffi.new("sm_symbol_row *")
         index = 0
         while self.lib.sm_symbol(index, row) == 0:
-            neutral, hip, cuda = map(self._text, (row.neutral, row.hip, row.cuda))
-            yield Symbol(neutral, hip, cuda, _KINDS[row.library], bool(row.present))
+            texts = (row.neutral, row.hip, row.cuda, row.type)
+            neutral, hip, cuda, of_type = map(self._text, texts)
+            yield Symbol(neutral, hip, cuda, of_type, _KINDS[row.library], bool(row.present))
             index += 1
 
     def _text(self, pointer: Any) -> str:
