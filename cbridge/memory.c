@@ -70,12 +70,16 @@ int sm_memory_granularity(int device, int rdma, size_t *bytes, sm_error *error)
 int sm_memory_create(int device, size_t size, int rdma, uint64_t *handle, sm_error *error)
 {
     REQUIRE_MAPPING(memory_create, error);
-    const struct sm_allocation wanted = allocation(device, rdma);
+    struct sm_allocation wanted = allocation(device, rdma);
     sm_guard guard;
     int code = sm_guard_enter(device, &guard, error);
     if (code == 0) {
         uint64_t found = 0;
         code = SM_CALL(error, memory_create, (&found, size, &wanted, 0));
+        if (code == SM_GPU_NOT_SUPPORTED) { /* as HIP 5.7 answers, which cannot export any */
+            wanted.handles = 0;
+            code = SM_CALL(error, memory_create, (&found, size, &wanted, 0));
+        }
         sm_guard_leave(&guard);
         if (code == 0) {
             *handle = found;

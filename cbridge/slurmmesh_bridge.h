@@ -166,7 +166,7 @@ enum sm_pointer {
  * to reach. These and import and export refuse HIP below 5.7 (SM_E_TOO_OLD). */
 int sm_memory_granularity(int device, int rdma, size_t *bytes, sm_error *error);
 /* Memory of a device without an address. It lives until it is released here and wherever it was
- * imported, and unmapped. */
+ * imported, and unmapped. Where the library can export none, it is made all the same. */
 int sm_memory_create(int device, size_t size, int rdma, uint64_t *handle, sm_error *error);
 int sm_memory_release(uint64_t handle, sm_error *error);
 /* A range of addresses without memory. alignment 0: the granularity. hint 0: anywhere. */

@@ -4,6 +4,12 @@
  */
 #include "vendor.h"
 
+/** HIP 5.7 has these calls, but no memory that could be exported. */
+static bool can_share(void)
+{
+    return EMU_NAME(emu_hip_version() >= 60000000, true);
+}
+
 EMU_EXPORT int EMU_NAME(hipMemGetAllocationGranularity, cuMemGetAllocationGranularity)(
     size_t *granularity, const struct emu_properties *properties, int option)
 {
@@ -21,6 +27,8 @@ EMU_EXPORT int EMU_NAME(hipMemCreate, cuMemCreate)(uint64_t *handle, size_t size
                                                    unsigned long long flags)
 {
     int status = begin();
+    if (!status && properties && properties->handle_types && !can_share())
+        status = EMU_NOT_SUPPORTED;
     if (!status)
         status = flags ? EMU_INVALID_VALUE : emu_memory_create(handle, size, properties);
     return answer(status);
@@ -51,6 +59,8 @@ EMU_EXPORT int EMU_NAME(hipMemExportToShareableHandle, cuMemExportToShareableHan
     void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
     int status = begin();
+    if (!status && !can_share())
+        status = EMU_NOT_SUPPORTED;
     if (!status)
         status = !shareable || type != 1 || flags ? EMU_INVALID_VALUE
                                                   : emu_memory_export(handle, shareable);

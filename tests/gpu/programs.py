@@ -102,6 +102,18 @@ def too_old() -> str:
     return str(raised.value)
 
 
+@leaves_nothing
+def cannot_share() -> str:
+    with DeviceMemory.reserve(UNIT) as memory:
+        memory.fill(1)
+        said = []
+        for use in (memory.export, memory.dmabuf):
+            with pytest.raises(GpuUnsupported) as raised:
+                use()
+            said.append(str(raised.value))
+        return "\n".join(said)
+
+
 # ------------------------------------------------------------------ sizes and contents
 
 

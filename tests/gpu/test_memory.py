@@ -90,6 +90,11 @@ def test_hip_before_5_7_is_refused(emulator: Callable[..., Gpu]) -> None:
     emulator("rocm-6.4").run(programs.sizes, hip_version="5.7")
 
 
+def test_hip_5_7_has_memory_that_cannot_be_shared(emulator: Callable[..., Gpu]) -> None:
+    said = emulator("rocm-6.4").run(programs.cannot_share, hip_version="5.7")
+    assert said.count("hipMemExportToShareableHandle") == 2
+
+
 def test_freed_when_the_interpreter_ends(gpu: Gpu) -> None:
     code, _, printed = gpu.start(programs.at_exit).end()
     assert (code, printed) == (0, "dropped\n" * 2)
