@@ -13,7 +13,7 @@ State = Literal["ok", "note", "warning", "error"]
 STATES: tuple[State, ...] = ("ok", "note", "warning", "error")
 
 _WIDTH = 100
-_INDENT = 30
+_INDENT = 34
 _LONGEST = 4000
 
 
@@ -57,7 +57,7 @@ def as_text(title: str, checks: Sequence[Check]) -> str:
 
 
 def _lines(check: Check) -> list[str]:
-    head = f"  {check.state:8} {one_line(check.name):18} "
+    head = f"  {check.state:8} {one_line(check.name):22} "
     gap = " " * _INDENT
     found = _wrapped(check.text)
     lines = [head + found[0] if len(head) <= _INDENT else head, *(gap + line for line in found[1:])]

@@ -79,12 +79,12 @@ def test_a_report_reads_well() -> None:
     ]
     assert as_text("node1", some) == (
         "node1\n\nGPU\n"
-        "  error    devices            none\n"
-        "                              hipInit: no\n"
-        "                              → look at dmesg\n"
+        "  error    devices                none\n"
+        "                                  hipInit: no\n"
+        "                                  → look at dmesg\n"
         "\nLimits\n"
         "  ok       a name that is quite long\n"
-        "                              fine\n"
+        "                                  fine\n"
         "\n1 error\n"
     )
 

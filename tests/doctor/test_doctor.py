@@ -14,6 +14,7 @@ import pytest
 from slurmmesh.doctor import python
 from slurmmesh.errors import EXIT_OK, EXIT_SETUP_FAILED, EXIT_USAGE
 from slurmmesh.hosts.masks import ROCR, VARIABLES
+from slurmmesh.lab import Lab
 from tests.emulator import build
 from tests.gpu.real.libraries import NotFetched, find
 
@@ -117,7 +118,7 @@ def test_a_gpu_that_is_wanted_and_not_there_is_an_error(doctor: Any) -> None:
     assert by_name(output)["libraries"]["state"] == "error"
 
 
-@pytest.mark.parametrize("platform", ["rocm", "cuda"])
+@pytest.mark.parametrize("platform", ["rocm", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_the_emulator_is_labelled(doctor: Any, platform: str) -> None:
     try:
         folder = build.emulator()
@@ -186,6 +187,7 @@ def test_a_library_that_hangs(doctor: Any, broken: Any) -> None:
     assert f"{folder}/libamdhip64.so.7" in by_name(output)["gpu"]["text"]
 
 
+@pytest.mark.slow
 def test_masks_and_settings_that_are_wrong(doctor: Any) -> None:
     wrong = {ROCR: "4,5", "HIP_VISIBLE_DEVICES": "7", "SLURMMESH_GPU_PLATFORM": "vulkan"}
     code, output = doctor("--json", **wrong)
@@ -243,3 +245,18 @@ def test_a_timeout_that_is_none(doctor: Any) -> None:
     )
     assert done.returncode == EXIT_USAGE
     assert "--timeout" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_in_a_job() -> None:
+    with Lab(nodes=1, gpus=4) as lab:
+        command = ["srun", "-N1", "--gpus=2", sys.executable, "-m", "slurmmesh", "doctor", "--json"]
+        environ = {name: value for name, value in lab.env().items() if name not in VARIABLES}
+        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == EXIT_OK, done.stdout + done.stderr
+    checks = by_name(done.stdout)
+    assert checks["slurm"]["state"] == "ok"
+    assert checks["slurm"]["text"].startswith("slurm")
+    assert "GPUs 0,1" in checks["job"]["text"]
+    assert checks[ROCR]["text"] == "0,1"

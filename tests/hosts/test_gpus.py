@@ -84,6 +84,7 @@ def test_without_the_argument_procs_see_what_the_host_sees(hosts: sm.HostMesh) -
     procs.stop().get(30)
 
 
+@pytest.mark.slow
 def test_several_for_each_and_none(hosts: sm.HostMesh) -> None:
     procs = hosts.spawn_procs({"gpus": 1}, name="twos", gpus_per_proc=2)
     assert masks_of(procs) == [{ROCR: "4,5"}] * 2
@@ -117,6 +118,7 @@ def test_a_restarted_proc_has_the_same(hosts: sm.HostMesh) -> None:
     procs.stop().get(30)
 
 
+@pytest.mark.slow
 def test_a_module_that_reads_a_mask_reads_that_of_its_proc(hosts: sm.HostMesh) -> None:
     import early_bird  # type: ignore[import-not-found]
 
@@ -136,6 +138,7 @@ def test_actors_give_shares_too(hosts: sm.HostMesh) -> None:
     procs.stop().get(30)
 
 
+@pytest.mark.slow
 def test_masks_that_contradict_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROCR, "4,5")
     monkeypatch.setenv(HIP, "0,5")
