@@ -71,7 +71,10 @@ def checks(
     if torch is not None:
         yield _torch(torch, values.get("platform", {}).get("name", ""), wanted)
     if told.failure:
-        advice = "the library or the driver is at fault: look at dmesg, and at the path above"
+        advice = (
+            "the library or the driver is at fault: see dmesg. SLURMMESH_GPU_LIBRARY=PATH names "
+            "another library, SLURMMESH_GPU_PLATFORM=none does without"
+        )
         yield Check(SECTION, "libraries", "error", told.failure, advice)
     elif "no_devices" in values:
         advice = "the driver, the masks below, or leave to use the devices" if wanted else ""

@@ -62,13 +62,14 @@ def ask(function: str, *arguments: str, timeout_s: float) -> Told:
         values: dict[str, Any] = {}
         told.seek(0)
         for line in told.read().splitlines():
-            values.update(json.loads(line))
+            with contextlib.suppress(ValueError):  # it was killed while it wrote
+                values.update(json.loads(line))
         printed.seek(0)
         return Told(values, _failure(code, values, printed.read(), timeout_s))
 
 
 def _failure(code: int | None, values: dict[str, Any], printed: bytes, timeout_s: float) -> str:
-    if code == 0:
+    if code == 0 and values.get("done"):
         return ""
     doing = values.get("doing", "starting")
     if code is None:
@@ -87,6 +88,7 @@ def main() -> None:
         os.write(int(fd), json.dumps(values).encode() + b"\n")
 
     _FUNCTIONS[function](tell, *arguments)
+    tell(done=True)  # a library may end the process at any time
 
 
 # ------------------------------------------------------------------ the questions

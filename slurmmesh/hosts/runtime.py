@@ -174,7 +174,7 @@ class ProgramRuntime:
 
     def _check_gpus(self, hosts: Sequence[int], per_host: int, each: int) -> None:
         for host in map(self._hosts.__getitem__, hosts):
-            if reason := host.gpus.why_not(per_host * each):
+            if host.lost is None and (reason := host.gpus.why_not(per_host * each)):
                 raise UsageError(f"gpus_per_proc={each} on host {host.name}: {reason}")
 
     def new_actor(self, mesh: int) -> int:
