@@ -2,16 +2,20 @@
 
 What is looked for, and where, can be said by environment variables: ``SLURMMESH_GPU_PLATFORM``
 (``auto``, ``rocm``, ``cuda``, ``none``), ``SLURMMESH_GPU_LIBRARY`` and ``SLURMMESH_CCL_LIBRARY``
-(paths). Else: what the process has loaded already (torch does), the dynamic loader's own search,
-ROCm's and CUDA's usual folders, and those of Python packages that bring the libraries.
+(paths). Else: what the process has loaded already, the dynamic loader's own search, ROCm's and
+CUDA's usual folders, and those of Python packages that bring the libraries. A torch for GPUs is
+imported first, unless the GPU library is named: it brings libraries of its own, and two copies in
+one process know nothing of each other's memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import shutil
+import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
@@ -176,6 +180,8 @@ def _load(platform: str) -> Library:
         allowed = ", ".join([*_PLATFORMS, "none"])
         raise ConfigError(f"{PLATFORM}={platform}: it is one of {allowed}")
     gpu_library, ccl_library = os.environ.get(GPU_LIBRARY), os.environ.get(CCL_LIBRARY)
+    if not gpu_library:
+        _import_torch_for_gpus()
     module, notes = _bridge(linked=platform in ("auto", "rocm") and not gpu_library)
     ffi, lib = module.ffi, module.lib
     error = ffi.new("sm_error *")
@@ -187,6 +193,14 @@ def _load(platform: str) -> Library:
 
 
 # ------------------------------------------------------------------ where to look
+
+
+def _import_torch_for_gpus() -> None:
+    """So that the copies of the libraries that torch loads are those that are found."""
+    for folder in () if "torch" in sys.modules else _package_folders("torch"):
+        if any((folder / "lib" / f"libtorch_{kind}.so").exists() for kind in ("hip", "cuda")):
+            with contextlib.suppress(ImportError, OSError):  # it is of no use here, then
+                importlib.import_module("torch")
 
 
 def _bridge(linked: bool) -> tuple[ModuleType, tuple[str, ...]]:

@@ -111,6 +111,30 @@ def test_the_copy_that_the_process_has_comes_first(
     assert ask(WHERE, before, LD_LIBRARY_PATH=str(folder))["gpu"] == str(loaded)
 
 
+TORCH = """
+import ctypes, pathlib
+ctypes.CDLL(pathlib.Path(__file__).with_name("lib") / "libamdhip64.so")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "taken"),
+    [("hip", TORCH, True), ("cpu", TORCH, False), ("hip", "import no_such_module", False)],
+    ids=["for GPUs", "for CPUs", "broken"],
+)
+def test_the_copy_that_torch_brings_comes_first(
+    ask: Ask, emulator: Emulator, tmp_path: Path, kind: str, source: str, taken: bool
+) -> None:
+    """Though torch was not imported yet: when it is, the process would have two."""
+    folder, libraries = emulator("plain"), tmp_path / "torch" / "lib"
+    libraries.mkdir(parents=True)
+    (libraries.parent / "__init__.py").write_text(source)
+    (libraries / f"libtorch_{kind}.so").touch()
+    own = Path(shutil.copy(folder / "libamdhip64.so.7", libraries / "libamdhip64.so"))
+    found = ask(WHERE, LD_LIBRARY_PATH=str(folder), PYTHONPATH=str(tmp_path))
+    assert found["gpu"] == str(own if taken else folder / "libamdhip64.so.7")
+
+
 # ------------------------------------------------------------------ what is not
 
 
