@@ -119,9 +119,59 @@ static void streams(void)
     FINE(sm_stream_synchronize(stream, &error));
     FINE(sm_stream_query(0, stream, &busy, &error));
     CHECK(busy == 0);
+    const char word[] = "later";
+    char copied[sizeof word] = "";
+    FINE(sm_memory_copy_async(0, (uint64_t)(uintptr_t)copied, (uint64_t)(uintptr_t)word,
+                              sizeof word, stream, &error));
+    FINE(sm_stream_synchronize(stream, &error));
+    CHECK(strcmp(copied, word) == 0);
     FINE(sm_stream_destroy(stream, &error));
     FINE(sm_device_synchronize(0, &error));
     FINE(sm_device_set(0, &error));
+}
+
+/* All operations that move numbers, of the only rank with itself: each leaves them as they are. */
+static void moved(uint64_t comm)
+{
+    int from[2] = {4, 5};
+    int to[2] = {0};
+    const uint64_t ours = (uint64_t)(uintptr_t)from;
+    const uint64_t theirs = (uint64_t)(uintptr_t)to;
+    enum { COUNT = 2, TYPE = SM_TYPE_INT32, OP = SM_REDUCE_MAX };
+    for (int way = 0; way < 5; way++) {
+        to[0] = to[1] = 0;
+        switch (way) {
+        case 0:
+            FINE(sm_ccl_broadcast(ours, theirs, COUNT, TYPE, 0, comm, 0, &error));
+            break;
+        case 1:
+            FINE(sm_ccl_reduce(ours, theirs, COUNT, TYPE, OP, 0, comm, 0, &error));
+            break;
+        case 2:
+            FINE(sm_ccl_all_gather(ours, theirs, COUNT, TYPE, comm, 0, &error));
+            break;
+        case 3:
+            FINE(sm_ccl_reduce_scatter(ours, theirs, COUNT, TYPE, OP, comm, 0, &error));
+            break;
+        default:
+            FINE(sm_ccl_group_start(&error));
+            FINE(sm_ccl_send(ours, COUNT, TYPE, 0, comm, 0, &error));
+            FINE(sm_ccl_recv(theirs, COUNT, TYPE, 0, comm, 0, &error));
+            FINE(sm_ccl_group_end(&error));
+        }
+        FINE(sm_device_synchronize(0, &error));
+        CHECK(to[0] == 4 && to[1] == 5);
+    }
+}
+
+static void registered(uint64_t comm)
+{
+    uint64_t address = 0;
+    uint64_t registration = 0;
+    FINE(sm_ccl_mem_alloc(0, 4096, &address, &error));
+    FINE(sm_ccl_register(comm, address, 4096, &registration, &error));
+    FINE(sm_ccl_deregister(comm, registration, &error));
+    FINE(sm_ccl_mem_free(0, address, &error));
 }
 
 static void collectives(void)
@@ -135,6 +185,8 @@ static void collectives(void)
     FINE(sm_ccl_init(&comm, id, 0, 1, 0, 1, &error));
     FINE(sm_ccl_count(comm, &answer, &error));
     CHECK(answer == 1);
+    FINE(sm_ccl_rank(comm, &answer, &error));
+    CHECK(answer == 0);
     FINE(sm_ccl_all_reduce(buffer, buffer, 3, SM_TYPE_FLOAT32, SM_REDUCE_SUM, comm, 0, &error));
     FINE(sm_device_synchronize(0, &error));
     CHECK(numbers[2] > 2.5F);
@@ -142,6 +194,12 @@ static void collectives(void)
     CHECK(answer == SM_CCL_READY);
     CHECK(sm_ccl_all_reduce(buffer, buffer, 3, 99, SM_REDUCE_SUM, comm, 0, &error) > 0);
     CHECK(error.origin == SM_ORIGIN_CCL);
+    moved(comm);
+    registered(comm);
+    FINE(sm_ccl_finalize(comm, &error));
+    FINE(sm_ccl_destroy(comm, &error));
+    FINE(sm_ccl_unique_id(id, &error));
+    FINE(sm_ccl_init(&comm, id, 0, 1, 0, 1, &error));
     FINE(sm_ccl_abort(comm, &error));
 }
 
@@ -210,6 +268,7 @@ int main(int count, char **arguments)
     FINE(sm_load(platform, arguments[2], NULL, "/no/such/folder:", &error));
     CHECK(sm_load(SM_PLATFORM_ROCM + SM_PLATFORM_CUDA - platform, NULL, NULL, NULL, &error) ==
           SM_E_LOADED);
+    FINE(sm_init(&error));
     FINE(sm_device_count(&devices, &error));
     CHECK(devices >= 1 && sm_emulator_version()[0] != '\0');
     texts();

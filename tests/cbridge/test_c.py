@@ -59,13 +59,22 @@ def test_no_file_is_too_long() -> None:
     assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
 
 
-def test_the_header_declares_what_the_sources_define() -> None:
+def declared() -> set[str]:
     header = (SOURCES / "slurmmesh_bridge.h").read_text()
-    declared = set(re.findall(r"^(?!typedef)\w[\w ]*[ *](sm_\w+)\(", header, re.MULTILINE))
+    found = set(re.findall(r"^(?!typedef)\w[\w ]*[ *](sm_\w+)\(", header, re.MULTILINE))
+    assert len(found) > 70
+    return found
+
+
+def test_the_header_declares_what_the_sources_define() -> None:
     sources = "".join(Path(file).read_text() for file in FILES)
-    defined = set(re.findall(r"^\w[\w ]*[ *](sm_\w+)\(", sources, re.MULTILINE))
-    assert len(declared) > 70
-    assert declared <= defined
+    assert declared() <= set(re.findall(r"^\w[\w ]*[ *](sm_\w+)\(", sources, re.MULTILINE))
+
+
+def test_every_function_is_called_by_slurmmesh_or_here() -> None:
+    callers = [Path(EXERCISE), *(ROOT / "slurmmesh" / "gpu").glob("*.py")]
+    called = set(re.findall(r"sm_\w+", "".join(path.read_text() for path in callers)))
+    assert declared() - called == set()
 
 
 @pytest.mark.slow
