@@ -95,7 +95,8 @@ def visible(environ: Mapping[str, str], machine: Machine) -> Visible:
         if machine.rocm or (amds and not machine.cuda):
             return _on_rocm(given, machine.gpus)
         if CUDA in given:
-            return Visible(CUDA, _entries(CUDA, given[CUDA]))
+            devices = _entries(CUDA, given[CUDA])
+            return Visible(CUDA, *_counted_here(CUDA, devices, machine.gpus))
     except _Conflict as error:
         return Visible(conflict=str(error))
     if machine.cuda:
@@ -114,46 +115,50 @@ def _on_rocm(given: Mapping[str, str], gpus: int) -> Visible:
     if not upper and not lower:
         return Visible(ROCR, _first(gpus))
     outermost = lower or upper
-    devices = _entries(outermost, given[outermost])
-    named_before = devices
-    notes = []
-    if gpus and (moved := _renumbered(outermost, devices, gpus)):
-        notes.append(
-            f"{outermost}={given[outermost]} counts from outside of the cgroup, within which the "
-            f"GPUs are 0-{gpus - 1}"
-        )
-        devices = moved
+    named = _entries(outermost, given[outermost])
+    devices, note = _counted_here(outermost, named, gpus)
     if not lower:
-        return Visible(HIP if upper == ORDINAL else upper, devices, "; ".join(notes))
+        return Visible(HIP if upper == ORDINAL else upper, devices, note)
     if not upper:
-        return Visible(ROCR, devices, "; ".join(notes))
+        return Visible(ROCR, devices, note)
     within = _entries(upper, given[upper])
     both = f"{ROCR}={given[ROCR]} and {upper}={given[upper]}"
     beyond = [entry for entry in within if _is_index(entry) and int(entry) >= len(devices)]
-    if beyond and within == named_before:
-        notes.append(f"{both} name the same GPUs twice, which hides some or all of them from HIP")
-        return Visible(ROCR, devices, "; ".join(notes))
+    if beyond and within == named:
+        twice = f"{both} name the same GPUs twice, which hides some or all of them from HIP"
+        return Visible(ROCR, devices, "; ".join(filter(None, [note, twice])))
     if beyond:
         raise _Conflict(
             f"{both} are both set: the second counts from 0 within the first, which has no number "
             f"{beyond[0]}. Unset one of them"
         )
-    if all(map(_is_uuid, devices)) and not all(e in devices for e in within if _is_uuid(e)):
-        raise _Conflict(f"{both} are both set, and name different GPUs. Unset one of them")
-    chosen = (devices[int(entry)] if _is_index(entry) else entry for entry in within)
-    return Visible(ROCR, tuple(chosen), "; ".join(notes))
+    if strange := [entry for entry in within if _is_uuid(entry) and entry not in devices]:
+        raise _Conflict(
+            f"{both} are both set: whether {strange[0]} is among the first cannot be told. "
+            "Unset one of them"
+        )
+    chosen = tuple(devices[int(entry)] if _is_index(entry) else entry for entry in within)
+    if len(set(chosen)) < len(chosen):
+        raise _Conflict(f"{both} are both set, and together name a GPU twice. Unset one of them")
+    return Visible(ROCR, chosen, note)
 
 
-def _renumbered(name: str, devices: tuple[str, ...], gpus: int) -> tuple[str, ...] | None:
-    """What the indexes of a mask are by now, if they are those from outside of the cgroup."""
-    beyond = [entry for entry in devices if _is_index(entry) and int(entry) >= gpus]
+def _counted_here(name: str, devices: tuple[str, ...], gpus: int) -> tuple[tuple[str, ...], str]:
+    """A mask's devices as they are counted now, and a note if they were counted anew.
+
+    A cgroup or a container that leaves some GPUs counts these from 0. A mask made outside of it
+    then names others, or none.
+    """
+    beyond = [entry for entry in devices if _is_index(entry) and int(entry) >= gpus > 0]
     if not beyond:
-        return None
+        return devices, ""
+    text = f"{name}={','.join(devices)}"
     if len(devices) == gpus and all(map(_is_index, devices)):
-        return _first(gpus)
+        here = f"0-{gpus - 1}" if gpus > 1 else "0"
+        return _first(gpus), f"{text} is from outside of a cgroup within which they are {here}"
     raise _Conflict(
-        f"{name}={','.join(devices)} names GPU {beyond[0]}, but this host shows {gpus}, counted "
-        f"from 0 (a cgroup numbers them anew). Unset {name}, or count within these"
+        f"{text} names GPU {beyond[0]}, but this host shows {gpus}, counted from 0 (a cgroup or a "
+        f"container numbers them anew). Unset {name}, or count within these"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from slurmmesh.hosts.machine import machine
@@ -47,6 +47,13 @@ def sees(environ: dict[str, str], on: Machine, devices: list[str]) -> list[str]:
 
 
 GPUS = [f"GPU-{number}" for number in range(6)]
+
+
+def resolved(entry: str) -> str:
+    """The uuid of a GPU that an outermost mask names."""
+    return GPUS[int(entry)] if entry.isdecimal() and int(entry) < len(GPUS) else entry
+
+
 entries = st.lists(
     st.one_of(st.integers(0, 7).map(str), st.sampled_from(GPUS), st.sampled_from(["-1", "x", ""])),
     max_size=5,
@@ -59,19 +66,18 @@ environments = st.dictionaries(st.sampled_from(VARIABLES), entries)
 def test_a_share_is_a_part_of_what_the_host_sees(
     environ: dict[str, str], on: Machine, each: int
 ) -> None:
+    # No list names a GPU by its index and by its uuid.
+    named = [[resolved(entry) for entry in text.split(",")] for text in environ.values()]
+    before = sees(environ, on, GPUS)
+    assume(all(len(set(names)) == len(names) for names in (*named, before)))
     seen = visible(environ, on)
     if seen.conflict:
         assert seen.devices == ()
         return
-    before = sees(environ, on, GPUS)
-    if not seen.note and len(set(before)) == len(before):
-        # Both may name a device that is not there: then the library's list ends.
-        known = [entry for entry in seen.devices if not entry.isdecimal() or int(entry) < 6]
-        if known == list(seen.devices):
-            assert len(seen.devices) == len(before)
-    else:
-        before = [GPUS[int(e)] if e.isdecimal() else e for e in seen.devices]
-    procs = min(len(before), len(seen.devices)) // each
+    if seen.note:  # it is read as it was meant, not as the libraries would
+        before = list(map(resolved, seen.devices))
+    assert list(map(resolved, seen.devices)) == before
+    procs = len(before) // each
     mask = seen.shares(procs, each)
     for rank in range(procs):
         child = {**environ, "KEPT": "1"}
@@ -149,8 +155,10 @@ def test_the_same_gpus_named_twice_are_taken_once(gpus: int) -> None:
     ("environ", "on", "said"),
     [
         ({ROCR: "4,5,6,7", HIP: "4"}, amd(8), "no number 4"),
-        ({ROCR: "GPU-a", HIP: "GPU-b"}, AMD, "different GPUs"),
+        ({ROCR: "GPU-a", HIP: "GPU-b"}, AMD, "whether GPU-b is among the first"),
+        ({ROCR: "0,1", HIP: "GPU-b"}, AMD, "whether GPU-b is among the first"),
         ({ROCR: "0,1,1"}, AMD, "names 1 twice"),
+        ({ROCR: "GPU-a,GPU-b", HIP: "0,GPU-a"}, AMD, "together name a GPU twice"),
         ({ROCR: "4,5"}, amd(4), "names GPU 4, but this host shows 4"),
         ({CUDA: "0,0"}, NVIDIA, "names 0 twice"),
     ],
