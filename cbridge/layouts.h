@@ -59,6 +59,7 @@ enum {
     SM_HANDLE_POSIX_FD = 1,
     SM_RANGE_HANDLE_DMABUF = 1,
     SM_GRANULARITY_MINIMUM = 0,
+    SM_GRANULARITY_RECOMMENDED = 1,
     SM_STREAM_NON_BLOCKING = 1,
     SM_HIP_COPY_DEFAULT = 4, /* either side's place is told by its address */
     SM_CCL_CONFIG_VERSION = 21400,

@@ -58,7 +58,8 @@ int sm_memory_granularity(int device, int rdma, size_t *bytes, sm_error *error)
     int code = sm_guard_enter(device, &guard, error);
     if (code == 0) {
         size_t found = 0;
-        code = SM_CALL(error, memory_granularity, (&found, &wanted, SM_GRANULARITY_MINIMUM));
+        /* The minimum of newer HIP is 4 KiB: a descriptor and a mapping for each so small part. */
+        code = SM_CALL(error, memory_granularity, (&found, &wanted, SM_GRANULARITY_RECOMMENDED));
         sm_guard_leave(&guard);
         if (code == 0) {
             *bytes = found;

@@ -162,8 +162,9 @@ enum sm_pointer {
     SM_POINTER_MANAGED = 3
 };
 
-/* Sizes and addresses of the next seven are multiples of this. rdma: 1 for memory that a NIC is
- * to reach. These and import and export refuse HIP below 5.7 (SM_E_TOO_OLD). */
+/* Sizes and addresses of the next seven are multiples of this, which is what the library recommends
+ * and may be more than it needs. rdma: 1 for memory that a NIC is to reach. These and import and
+ * export refuse HIP below 5.7 (SM_E_TOO_OLD). */
 int sm_memory_granularity(int device, int rdma, size_t *bytes, sm_error *error);
 /* Memory of a device without an address. It lives until it is released here and wherever it was
  * imported, and unmapped. Where the library can export none, it is made all the same. */

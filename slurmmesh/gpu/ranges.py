@@ -133,7 +133,7 @@ class Range:
         self.extents.append(extent)
 
     def _set_access(self, device: int, size: int) -> None:
-        # From the start on: before 7.2 HIP takes no other range, unless extents are of one size.
+        # From the start on: up to 7.2 HIP takes no other range, unless extents are of one size.
         self._library.call("sm_memory_set_access", self.address, size, device, _READ_WRITE)
 
     def allow(self, device: int) -> None:

@@ -270,7 +270,7 @@ def imports(by_pointer: bool) -> None:
 
 
 def extents(strict: bool) -> None:
-    """Access to one extent alone: HIP before 7.2 counts from the start of the reservation."""
+    """Access to one extent alone: HIP up to 7.2 counts from the start of the reservation."""
     gpu = Gpu("hip")
     base = gpu.reserve(8 * UNIT)
     small, big = gpu.create(UNIT), gpu.create(2 * UNIT)

@@ -171,7 +171,7 @@ int emu_range_unmap(void *address, size_t size)
 
 #ifndef EMULATOR_CUDA
 /**
- * Whether HIP before 7.2 takes a range for hipMemSetAccess: it adds up the mappings of the
+ * Whether HIP up to 7.2 takes a range for hipMemSetAccess: it adds up the mappings of the
  * reservation from the first on and wants to meet the size on its way, whatever the address.
  * So all extents of one size pass, and so does everything from the start of the reservation.
  */
@@ -212,7 +212,7 @@ int emu_range_set_access(void *address, size_t size, const struct emu_access *ac
     emu_memory_lock();
     bool taken = whole_mappings(start, size);
 #ifndef EMULATOR_CUDA
-    taken = taken && (emu_hip_version() >= 70200000 || old_hip_takes(start, size));
+    taken = taken && (emu_hip_version() >= 70300000 || old_hip_takes(start, size));
 #endif
     if (taken && mprotect(address, size, protection))
         taken = false;

@@ -139,7 +139,7 @@ def test_what_cannot_be_imported_is_refused(
     in_child(programs.imports, by_pointer, hip_version=version)
 
 
-@pytest.mark.parametrize(("version", "strict"), [("7.1", True), ("7.2", False)])
+@pytest.mark.parametrize(("version", "strict"), [("7.2", True), ("7.3", False)])
 def test_access_to_an_extent_alone(in_child: InChild, version: str, strict: bool) -> None:
     in_child(programs.extents, strict, hip_version=version)
 
