@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmmesh.actors.backlog import Backlog, marker
+from slurmmesh.actors.backlog import Backlog, MeshBacklog, is_counted, marker, taken
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.deadlines import Deadlines
 from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
@@ -76,7 +76,7 @@ class Caller:
         self._ask = ask
         self._places: dict[int, dict[int, Place]] = {}
         self._many = MANY_MESHES
-        self._backlogs: dict[int, Backlog] = {}
+        self._backlogs: dict[int, MeshBacklog] = {}
         self._broken: dict[tuple[int, int], list[DirectLink]] = {}
         self._count = 0
         self._deadlines = Deadlines(driver.reactor)
@@ -95,13 +95,13 @@ class Caller:
                 place = places[rank] = Place()
             return place
 
-    def _backlog(self, mesh: int) -> Backlog:
+    def _backlog(self, mesh: int) -> MeshBacklog:
         """What goes by the hosts to a mesh."""
         backlog = self._backlogs.get(mesh)
         if backlog is None:
             with self._lock:
                 self._forget_idle()
-                backlog = self._backlogs.setdefault(mesh, Backlog(self.book.driver))
+                backlog = self._backlogs.setdefault(mesh, MeshBacklog(self.book.driver))
         return backlog
 
     def _forget_idle(self) -> None:
@@ -201,7 +201,7 @@ class Caller:
             if len(frame.ranks) == 1 and placed:
                 self._want_link(frame.mesh, frame.ranks[0], *placed.values())
             for rank, link in list(apart.items()):
-                if not self._send_apart(link, frame, call, rank):
+                if not self._send_apart(link, frame, call, rank, timeout):
                     del apart[rank]
                     self._depart(frame.mesh, rank, placed)
             if any(place.broke for place in placed.values()):
@@ -213,25 +213,32 @@ class Caller:
             raise
 
     def _send_by_hosts(self, frame: Frame, timeout: float | None) -> None:
-        """Waits while much that went to these ranks has not arrived, because a proc does not read.
+        """Waits while much that went to these ranks has not arrived.
 
-        Not in a loop's thread, nor in a signal handler that came while this was at work; nor
-        longer than ``timeout`` seconds.
+        That is because a proc does not read, or its actor is busy. Not in a loop's thread, nor in
+        a signal handler that came while this was at work; nor longer than ``timeout`` seconds.
         """
-        mesh, ranks = frame.mesh, frame.ranks
+        mesh, actor, ranks = frame.mesh, frame.actor, frame.ranks
         backlog = self._backlog(mesh)
-        sizes = backlog.count(frame)
+        mailboxes = backlog.mailboxes(actor)
+        sizes = mailboxes.count(frame) if is_counted(frame) else {}
         if sizes and not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
-            backlog.wait(ranks, timeout)
+            backlog.wait_for(frame, timeout)
         self._by_hosts(frame)
         if sizes:
-            backlog.mark(sizes)
-            call = self.book.open_marker(mesh, ranks, functools.partial(backlog.arrived, sizes))
-            try:
-                self._by_hosts(marker(mesh, ranks, call))
-            except BaseException as failed:
-                self.book.fail(call, failed, ranks)
-                raise
+            self._mark(backlog, sizes, marker(mesh, ranks))
+            self._mark(mailboxes, sizes, taken(mesh, actor, ranks))
+
+    def _mark(self, backlog: Backlog, sizes: dict[int, int], marker: Frame) -> None:
+        """Send a marker by the hosts."""
+        backlog.mark(sizes)
+        arrived = functools.partial(backlog.arrived, sizes)
+        call = self.book.open_marker(marker.mesh, marker.ranks, arrived)
+        try:
+            self._by_hosts(replace(marker, call=call))
+        except BaseException as failed:
+            self.book.fail(call, failed, marker.ranks)
+            raise
 
     def _limit(
         self,
@@ -365,7 +372,9 @@ class Caller:
         if not self._ask(mesh, rank):
             place.ask_at = 0.0
 
-    def _send_apart(self, link: DirectLink, frame: Frame, call: int, rank: int) -> bool:
+    def _send_apart(
+        self, link: DirectLink, frame: Frame, call: int, rank: int, timeout: float | None
+    ) -> bool:
         """One rank's part of a message goes over its direct link; false if that is broken."""
 
         def sink(value: Any, error: BaseException | None) -> None:
@@ -376,7 +385,7 @@ class Caller:
 
         is_cast = frame.kind is Kind.CAST
         try:
-            _send(link, frame, None if is_cast else sink)
+            _send(link, frame, None if is_cast else sink, timeout)
         except LinkClosed:
             return False
         if is_cast:

@@ -12,28 +12,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from slurmmesh.actors.backlog import Backlog, size_of
-from slurmmesh.actors.context import context
+from slurmmesh.actors.backlog import Mailboxes, is_counted, size_of, taken
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import LinkClosed, SupervisionError
 from slurmmesh.wire.batches import BatchLink
-from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.codec import loads
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import URGENT, Frame, Kind
+from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import in_loop_thread
 from slurmmesh.wire.sharing import Placed
 
-MAILBOX = 64 << 20
-"""Bytes that a link has brought an actor, which has not begun to handle them: who sends waits."""
 _PLAIN = 1 << 10
 """About so many bytes a plain message takes in a mailbox."""
-_LOOK_S = 0.1
-"""So often an actor that waits for room looks whether anybody waits for it."""
-TAKEN = "__taken__"
-"""A call to an endpoint of this name is answered when the actor comes to it."""
-_TAKEN = dumps((TAKEN, (), {}, None))[0]
 
 Sink = Callable[[Any, BaseException | None], Any]
 """Takes a value, or an error."""
@@ -75,7 +67,7 @@ class DirectLink(BatchLink):
         self._number = 0
         self._last_cast = 0
         self._last_answer = 0
-        self._backlog = Backlog(driver, MAILBOX)
+        self._mailboxes = Mailboxes(driver)
 
     @property
     def is_quiet(self) -> bool:
@@ -101,7 +93,7 @@ class DirectLink(BatchLink):
                 raise
         if self._out.queue and not self._batch:  # is_full, in fewer steps
             self.make_room()
-        if size := self._backlog.count_one(actor, _PLAIN):
+        if size := self._mailboxes.count_one(actor, _PLAIN):
             self._mark(actor, size)
 
     def cast_plain(self, actor: int, method: str, args: tuple[Any, ...], where: Any) -> None:
@@ -111,39 +103,30 @@ class DirectLink(BatchLink):
             self.add(Kind.CALLS, (-number, actor, method, args, where))
         if self._out.queue and not self._batch:  # is_full, in fewer steps
             self.make_room()
-        if size := self._backlog.count_one(actor, _PLAIN):
+        if size := self._mailboxes.count_one(actor, _PLAIN):
             self._mark(actor, size)
 
     def sent(self, frame: Frame, timeout: float | None = None) -> None:
         """A message was sent: wait while its actor does not take what it has, at most so long."""
-        if frame.flags & URGENT:
-            return
-        if size := self._backlog.count_one(frame.actor, size_of(frame)):
-            self._mark(frame.actor, size, timeout)
+        if is_counted(frame):
+            size = self._mailboxes.count_one(frame.actor, size_of(frame))
+            if size:
+                self._mark(frame.actor, size, timeout)
 
     def _mark(self, actor: int, size: int, timeout: float | None = None) -> None:
-        """Send a marker, and wait as ``make_room`` does while too much before such is not taken.
-
-        An actor waits only while nobody is known to wait for itself.
-        """
+        """Send a marker, and wait as ``make_room`` does while too much before such is not taken."""
         sizes = {actor: size}
-        self._backlog.mark(sizes)
+        self._mailboxes.mark(sizes)
 
-        def taken(_value: Any = None, _error: BaseException | None = None) -> None:
-            self._backlog.arrived(sizes, (actor,))
+        def arrived(_value: Any = None, _error: BaseException | None = None) -> None:
+            self._mailboxes.arrived(sizes, (actor,))
 
         try:
-            self.send_message(Frame(Kind.CALL, _TAKEN, actor=actor), taken)
+            self.send_message(taken(0, actor, ()), arrived)
         except LinkClosed:
-            taken()
-        if in_loop_thread() or self._lock._is_owned():  # type: ignore[attr-defined]
-            return
-        waits = context().waits
-        if waits is None or not waits.are_here:
-            self._backlog.wait((actor,), timeout)
-            return
-        while not (waits.are_waited_for or self._backlog.wait((actor,), _LOOK_S)):
-            pass
+            arrived()
+        if not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
+            self._mailboxes.wait((actor,), timeout)
 
     def send_message(self, frame: Frame, sink: Sink | None) -> int:
         """Send a CALL with the sink of its answer, or a CAST, without waiting; see ``Link.post``.

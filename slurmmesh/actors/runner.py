@@ -13,8 +13,8 @@ from types import CoroutineType
 from typing import Any
 
 from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
+from slurmmesh.actors.backlog import TAKEN
 from slurmmesh.actors.context import ActorInstance, Context, enter_context
-from slurmmesh.actors.direct import TAKEN
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox

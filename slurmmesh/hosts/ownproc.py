@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from slurmmesh.actors.addresses import CONTROLLER
+from slurmmesh.actors.backlog import Mailboxes, is_counted, size_of, taken
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.context import Context
 from slurmmesh.actors.created import Created
@@ -32,7 +33,7 @@ from slurmmesh.hosts.relay import Way
 from slurmmesh.shape import Extent, Region
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.frames import Buffer, Frame, Kind
-from slurmmesh.wire.reactor import Reactor, print_error
+from slurmmesh.wire.reactor import Reactor, in_loop_thread, print_error
 
 NAME = "this_proc"
 REGION = Region(Extent((), ()))
@@ -66,6 +67,7 @@ class OwnProc:
         self._actors: dict[int, tuple[ActorRunner, threading.Thread]] = {}
         self._stopped: dict[int, str] = {}
         self._services: dict[str, int] = {}
+        self._mailboxes = Mailboxes(None)
         self._closing = False
 
     def new_actor(self) -> int:
@@ -123,11 +125,28 @@ class OwnProc:
             self._deadlines.limit(
                 future, timeout, what, 1, lambda: (0,), lambda error: self._book.fail(call, error)
             )
+        self._posted(frame, timeout)
         return future
 
     def cast(self, frame: Frame) -> None:
         """See ``Runtime.cast``."""
         self._post(self._message(frame), frame.actor)
+        self._posted(frame)
+
+    def _posted(self, frame: Frame, timeout: float | None = None) -> None:
+        """Wait while the actor has too much that it has not begun to handle."""
+        actor = frame.actor
+        size = self._mailboxes.count_one(actor, size_of(frame)) if is_counted(frame) else 0
+        if not size:
+            return
+        sizes = {actor: size}
+        self._mailboxes.mark(sizes)
+        call = self._book.open_marker(
+            self.mesh, (0,), lambda _ranks: self._mailboxes.arrived(sizes, (actor,))
+        )
+        self._post(self._message(replace(taken(self.mesh, actor, (0,)), call=call)), actor)
+        if not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
+            self._mailboxes.wait((actor,), timeout)
 
     def take(self, way: Way, frame: Frame) -> None:
         """Take a request of a proc of some host."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import slurmmesh as sm
-from slurmmesh.actors import direct
-from slurmmesh.actors.backlog import Backlog
-from slurmmesh.errors import CallTimeout
+from slurmmesh.actors import backlog
+from slurmmesh.errors import CallTimeout, ProcDied
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +23,7 @@ ROOM = 1 << 20
 
 def limit_room() -> None:
     """Of this process, so that little has to be sent until somebody waits."""
-    direct.MAILBOX = ROOM
+    backlog.MAILBOX = ROOM
 
 
 class Busy(sm.Actor):
@@ -58,7 +60,7 @@ class Busy(sm.Actor):
 
     @sm.endpoint
     def exchange(self, other: Any, count: int, size: int) -> int:
-        """Flood one that does the same meanwhile."""
+        """Flood some that do the same meanwhile."""
         for _ in range(count):
             other.take.broadcast(bytes(size))
         return count
@@ -68,36 +70,42 @@ class Busy(sm.Actor):
         return other.flood.call_one(me, count, size, started).get()
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory, outlives_tests):
-    folder = tmp_path_factory.mktemp("mailboxes")
-    with outlives_tests(folder):
-        made = sm.local_hosts(1, folder)
-        yield made
-        made.stop()
-
-
 @pytest.fixture
-def pair(hosts, link_up, monkeypatch, wait_until):
-    """Two actors, each in a proc of its own."""
-    monkeypatch.setattr(direct, "MAILBOX", ROOM)
-    procs = hosts.spawn_procs({"n": 2}, name="busy", bootstrap=limit_room)
+def mesh(hosts, link_up, monkeypatch):
+    """Three actors, each in a proc of its own. What is for several of them goes by the hosts."""
+    monkeypatch.setattr(backlog, "MAILBOX", ROOM)
+    procs = hosts.spawn_procs({"n": 3}, name="busy", bootstrap=limit_room)
     mesh = procs.spawn("busy", Busy)
     link_up(mesh, "taken")
-    first, second = mesh.slice(n=0), mesh.slice(n=1)
-    for one, other in ((first, second), (second, first)):
-        wait_until(lambda one=one, other=other: one.reach.call_one(other).get(30))
-    yield first, second
+    yield mesh
     procs.stop().get(30)
 
 
-def waits_for_room(actor: sm.ActorMesh) -> bool:
-    """Whether a thread of this process waits until that actor takes what it has."""
-    place = actor.take._place
-    assert place is not None
-    assert place.direct is not None
-    backlog: Backlog = place.direct._backlog
-    return bool(backlog._waiting)
+@pytest.fixture
+def pair(mesh, wait_until):
+    """Two of them, with direct links to each other."""
+    first, second = mesh.slice(n=0), mesh.slice(n=1)
+    for one, other in ((first, second), (second, first)):
+        wait_until(lambda one=one, other=other: one.reach.call_one(other).get(30))
+    return first, second
+
+
+def waits_for_room(thread: threading.Thread) -> bool:
+    """Whether a thread of this process waits until an actor takes what it has."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not backlog.Mailboxes.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], Any]) -> Iterator[threading.Thread]:
+    """Afterwards it has ended."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield thread
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
@@ -115,16 +123,14 @@ def test_who_sends_to_a_busy_actor_waits_and_nothing_is_lost(
             getattr(actor.take, adverb)(bytes(size))
             sent[0] += 1
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    wait_until(lambda: waits_for_room(actor))
-    assert sent[0] * max(size, 1024) <= 2 * ROOM
-    # The proc reads all the same, and calls and orders to others go on.
-    assert other.taken.call_one().get(30) == 0
-    assert sender.is_alive()
-    gate.touch()
-    assert held.get(30) == 0
-    sender.join(30)
+    with in_thread(send) as sender:
+        wait_until(lambda: waits_for_room(sender))
+        assert sent[0] * max(size, 1024) <= 2 * ROOM
+        # The proc reads all the same, and calls and orders to others go on.
+        assert other.taken.call_one().get(30) == 0
+        assert sender.is_alive()
+        gate.touch()
+        assert held.get(30) == 0
     assert actor.taken.call_one().get(30) == count
 
 
@@ -173,11 +179,106 @@ def test_an_actor_that_floods_who_waits_for_it_goes_on(pair, tmp_path, wait_unti
 def test_one_that_is_stopped_or_dies_lets_its_senders_go(pair, tmp_path, wait_until):
     actor, _ = pair
     actor.until.call_one(tmp_path / "never")
-    sender = threading.Thread(
-        target=lambda: [actor.take.broadcast(bytes(100_000)) for _ in range(40)]
-    )
-    sender.start()
-    wait_until(lambda: waits_for_room(actor))
-    actor._procs.slice(n=0).send_signal(9)
-    sender.join(30)
-    assert not sender.is_alive()
+    with in_thread(lambda: [actor.take.broadcast(bytes(100_000)) for _ in range(40)]) as sender:
+        wait_until(lambda: waits_for_room(sender))
+        actor._procs.slice(n=0).send_signal(9)
+
+
+# -- by the hosts ------------------------------------------------------------------------------
+
+
+def send_to_all(mesh: sm.ActorMesh, adverb: str) -> Any:
+    return getattr(mesh.take, adverb)(bytes(100_000))
+
+
+@pytest.mark.parametrize("adverb", ["broadcast", "call", "stream"])
+def test_who_sends_to_many_of_whom_one_is_busy_waits_and_nothing_is_lost(
+    mesh, tmp_path, wait_until, adverb
+):
+    gate, sent = tmp_path / "gate", []
+    beside = mesh._procs.spawn("beside", Busy)
+    held = mesh.slice(n=0).until.call_one(gate)
+    with in_thread(lambda: [sent.append(send_to_all(mesh, adverb)) for _ in range(40)]) as sender:
+        wait_until(lambda: waits_for_room(sender))
+        assert len(sent) * 100_000 <= 2 * ROOM
+        # Others can be called, also by the hosts: other ranks, and other actors of that proc.
+        for _ in range(40):
+            send_to_all(mesh.slice(n=slice(1, 3)), "call").get(30)
+            send_to_all(beside, "call").get(30)
+        assert sender.is_alive()
+        gate.touch()
+        assert held.get(30) == 0
+    assert mesh.taken.call().get(30).values() == [40, 80, 80]
+    assert beside.taken.call().get(30).values() == [40] * 3
+
+
+def test_a_call_to_many_with_a_deadline_waits_no_longer_than_that(mesh, tmp_path):
+    gate = tmp_path / "gate"
+    held = mesh.slice(n=0).until.call_one(gate)
+    calls = [mesh.take.options(timeout=0.1).call(bytes(ROOM // 4)) for _ in range(12)]
+    assert {type(call.exception(30)) for call in calls} == {CallTimeout}
+    gate.touch()
+    assert held.get(30) == 0
+    assert mesh.taken.call().get(30).values() == [12] * 3
+
+
+def test_an_actor_that_sends_to_many_of_whom_one_is_busy_waits(mesh, tmp_path, wait_until):
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    held = mesh.slice(n=0).until.call_one(gate)
+    flood = mesh.slice(n=2).flood.call_one(mesh.slice(n=slice(0, 2)), 40, 100_000, started)
+    assert isinstance(flood.exception(1), CallTimeout)
+    assert not started.exists()
+    gate.touch()
+    assert held.get(30) == 0
+    assert flood.get(30) == 40
+    wait_until(lambda: mesh.taken.call().get(30).values() == [40, 40, 0])
+
+
+def test_a_mesh_whose_actors_flood_all_of_it_goes_on(mesh, wait_until):
+    assert mesh.exchange.call(mesh, 40, 100_000).get(60).values() == [40] * 3
+    wait_until(lambda: mesh.taken.call().get(30).values() == [120] * 3)
+
+
+@pytest.mark.parametrize("way", ["signal", "stop"])
+def test_one_of_many_that_is_stopped_or_dies_lets_their_senders_go(mesh, tmp_path, wait_until, way):
+    first = mesh.slice(n=0)
+    gate = tmp_path / "gate"
+    first.until.call_one(gate)
+
+    def send() -> None:
+        with contextlib.suppress(ProcDied):
+            for _ in range(40):
+                send_to_all(mesh, "broadcast")
+
+    with in_thread(send) as sender:
+        wait_until(lambda: waits_for_room(sender))
+        if way == "signal":
+            mesh._procs.slice(n=0).send_signal(9)
+        else:
+            stopped = first.stop()
+            gate.touch()
+            stopped.get(30)
+    assert mesh.slice(n=slice(1, 3)).taken.call().get(30).values() == [40, 40]
+
+
+@pytest.mark.parametrize("sender", ["program", "proc"])
+def test_who_sends_to_a_busy_actor_of_the_programs_own_process_waits(
+    mesh, here, tmp_path, wait_until, monkeypatch, sender
+):
+    one = here.spawn("busy", Busy)
+    monkeypatch.setattr(one._runtime.own._mailboxes, "_most", ROOM)
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    held = one.until.call_one(gate)
+    if sender == "program":
+        with in_thread(lambda: [send_to_all(one, "broadcast") for _ in range(40)]) as thread:
+            wait_until(lambda: waits_for_room(thread))
+            gate.touch()
+    else:
+        flood = mesh.slice(n=0).flood.call_one(one, 40, 100_000, started)
+        assert isinstance(flood.exception(1), CallTimeout)
+        assert not started.exists()
+        gate.touch()
+        assert flood.get(30) == 40
+    assert held.get(30) == 0
+    wait_until(lambda: one.taken.call_one().get(30) == 40)
+    one.stop().get(30)

@@ -35,7 +35,6 @@ def small(number: int) -> bytes:
 def limit_room() -> None:
     """Of this process, so that little has to be sent until somebody waits."""
     batches.HIGH_WATER = backlog.HIGH_WATER = ROOM
-    backlog._MARK_EVERY = ROOM // 8
 
 
 def waits_in(thread: int | None, code: Any) -> bool:
@@ -103,6 +102,7 @@ class Teller(sm.Actor):
 
     @sm.endpoint
     def send(self, mesh: Any, ways: str, number: int) -> None:
+        backlog.MAILBOX = ROOM
         self.answers = [send_large(mesh, ways, index) for index in range(number)]
 
     @sm.endpoint
@@ -145,10 +145,15 @@ class Watcher(sm.Actor):
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sm.HostMesh]:
     monkeypatch.setattr(batches, "HIGH_WATER", ROOM)
     monkeypatch.setattr(backlog, "HIGH_WATER", ROOM)
-    monkeypatch.setattr(backlog, "_MARK_EVERY", ROOM // 8)
     hosts = sm.local_hosts(1, tmp_path)
     yield hosts
     hosts.stop()
+
+
+@pytest.fixture
+def small_mailboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes by the hosts is counted by mailbox, and looked after each eighth of its room."""
+    monkeypatch.setattr(backlog, "MAILBOX", ROOM)
 
 
 @contextlib.contextmanager
@@ -202,7 +207,7 @@ def test_small_messages_to_a_proc_that_does_not_read_wait(hosts, wait_until, way
 @pytest.mark.parametrize("ways", ["calls", "streams", "broadcasts"])
 @pytest.mark.parametrize("sender", ["controller", "proc"])
 def test_messages_to_a_mesh_wait_for_the_rank_that_does_not_read(
-    hosts, wait_until, sender, ways, stopped
+    hosts, wait_until, sender, ways, stopped, small_mailboxes
 ):
     mesh = hosts.spawn_procs({"gpus": 4}, name="deaf").spawn("told", Told)
     procs = hosts.spawn_procs(name="other")
@@ -292,7 +297,7 @@ def test_messages_that_pass_the_controller_wait_for_the_rank_that_does_not_read(
 
 
 @pytest.mark.parametrize("ways", ["calls", "broadcasts"])
-def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways, stopped):
+def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways, stopped, small_mailboxes):
     mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
     pids = mesh.pid.call().get(60).values()
     ends = threading.Event()
@@ -310,7 +315,7 @@ def test_who_waits_for_a_rank_that_dies_goes_on(hosts, wait_until, ways, stopped
         ends.set()
 
 
-def test_a_deadline_ends_the_wait_for_a_rank_that_does_not_read(hosts, wait_until, stopped):
+def test_a_deadline_ends_the_wait_for_a_rank_that_does_not_read(hosts, stopped, small_mailboxes):
     mesh = hosts.spawn_procs({"gpus": 2}, name="deaf").spawn("told", Told)
     pids = mesh.pid.call().get(60).values()
     calls = []
