@@ -168,14 +168,12 @@ def hosts_meet(hosts) -> bool:
 
 
 @pytest.fixture(scope="module")
-def pair(hosts, wait_until) -> tuple[Any, Any]:
+def pair(hosts, link_up) -> tuple[Any, Any]:
     """A mesh of callees and one of callers, one of each on each host."""
     callees = hosts.spawn_procs(name="callees").spawn("callee", Callee)
     callers = hosts.spawn_procs(name="callers").spawn("caller", Caller)
-    # So that no link is made, of our own, in the middle of a test.
-    for one in [mesh.slice(hosts=host) for mesh in (callees, callers) for host in (0, 1)]:
-        one.pid.call_one().get(30)
-        wait_until(lambda one=one: one.pid._place.direct)
+    for mesh in (callees, callers):
+        link_up(mesh, "pid")
     return callees, callers
 
 

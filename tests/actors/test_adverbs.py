@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import pytest
 
 import slurmmesh as sm
 from slurmmesh.errors import ActorError, CallTimeout, ProcDied, SupervisionError, UsageError
+
+HOSTS = 2
 
 
 class Member(sm.Actor):
@@ -67,27 +68,10 @@ class Member(sm.Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
-    folder = tmp_path_factory.mktemp("job")
-    made = sm.local_hosts(2, folder)
-    with outlives_tests(folder):
-        yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
 def procs(hosts: sm.HostMesh, link_up) -> sm.ProcMesh:
     made = hosts.spawn_procs({"gpus": 2}, name="members")
     link_up(made.spawn("first", Member), "counted")
     return made
-
-
-@pytest.fixture
-def mortal(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
-    """For tests that kill."""
-    made = hosts.spawn_procs({"gpus": 2}, name="mortal")
-    yield made
-    made.stop(grace_s=1).get(60)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import pytest
 
 import slurmmesh as sm
 from slurmmesh.errors import ActorError, CallTimeout, ProcDied
+
+HOSTS = 2
 
 
 class Node(sm.Actor):
@@ -69,27 +70,10 @@ class Node(sm.Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
-    folder = tmp_path_factory.mktemp("job")
-    made = sm.local_hosts(2, folder)
-    with outlives_tests(folder):
-        yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
 def procs(hosts: sm.HostMesh, link_up) -> sm.ProcMesh:
     made = hosts.spawn_procs({"gpus": 2}, name="nodes")
     link_up(made.spawn("first", Node), "own_port")
     return made
-
-
-@pytest.fixture
-def mortal(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
-    """For tests that kill."""
-    made = hosts.spawn_procs({"gpus": 2}, name="mortal")
-    yield made
-    made.stop(grace_s=1).get(60)
 
 
 @pytest.fixture

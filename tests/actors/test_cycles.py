@@ -15,6 +15,7 @@ from slurmmesh.actors import waits
 from slurmmesh.actors.cycles import Probe, Standing, Wait
 from slurmmesh.errors import ActorError, CallCycle
 
+HOSTS = 2
 PATIENCE_S = 0.1
 """Of the actors here."""
 
@@ -194,6 +195,8 @@ class Player(sm.Actor):
             return (
                 sm.Accumulator(mesh.along, [], lambda all, one: [*all, one]).accumulate([me]).get()
             )
+        if adverb == "choose":
+            return [mesh.along.choose([me]).get()]
         return [future.get() for future in mesh.along.stream([me])]
 
     @sm.endpoint
@@ -286,15 +289,6 @@ def hasten() -> None:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory, outlives_tests):
-    folder = tmp_path_factory.mktemp("cycles")
-    with outlives_tests(folder):
-        made = sm.local_hosts(2, folder)
-        yield made
-        made.stop()
-
-
-@pytest.fixture(scope="module")
 def mesh(hosts, link_up):
     """Four, on two hosts: ``p[0]`` and ``p[1]`` are neighbours."""
     made = hosts.spawn_procs({"n": 2}, name="players", bootstrap=hasten).spawn("p", Player)
@@ -336,9 +330,10 @@ def test_endpoints_that_run_beside_others_may_be_called_back(players):
     assert players[0].along_beside.call_one([players[1], players[0]]).get(30) > 0
 
 
-@pytest.mark.parametrize("adverb", ["call", "stream", "accumulate"])
+@pytest.mark.parametrize("adverb", ["call", "stream", "accumulate", "choose"])
 def test_a_call_of_many_that_wait_for_the_caller_or_of_a_mesh_with_itself(players, mesh, adverb):
-    for called in (mesh.slice(hosts=1), mesh):
+    whole = [mesh] if adverb != "choose" else [players[0]]  # of itself; by chance it would be
+    for called in [mesh.slice(hosts=1), *whole]:
         with pytest.raises(ActorError) as caught:
             players[0].to_all.call_one(called, players[0], adverb).get(30)
         assert "p[0].to_all" in cycle_in(caught.value).chain
@@ -378,12 +373,11 @@ def test_a_constructor_that_waits_for_its_maker(hosts):
     procs.stop().get(30)
 
 
-def test_actors_in_the_program_itself_are_found_as_well(players, hosts, monkeypatch):
-    monkeypatch.setattr("slurmmesh.hosts.here._this_host", hosts.slice(hosts=0))
+def test_actors_in_the_program_itself_are_found_as_well(players, here, monkeypatch):
     monkeypatch.setattr(waits, "PATIENCE_S", PATIENCE_S)
-    here, there = sm.this_proc().spawn("here", Player), players[3]
-    for first, second in ((here, there), (there, here)):
+    one, there = here.spawn("here", Player), players[3]
+    for first, second in ((one, there), (there, one)):
         error = first.along.call_one([second, first]).exception(30)
         assert len(cycle_in(error).chain) == 3
-    assert here.along.call_one([there]).get(30) > 0
-    here.stop().get(30)
+    assert one.along.call_one([there]).get(30) > 0
+    one.stop().get(30)

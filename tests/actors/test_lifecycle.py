@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,15 +67,6 @@ async def boot_later() -> None:
 def boot_badly() -> None:
     if sm.current_rank()["gpus"] == 1:
         raise RuntimeError("no such device")
-
-
-@pytest.fixture(scope="module")
-def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
-    folder = tmp_path_factory.mktemp("job")
-    made = sm.local_hosts(1, folder)
-    with outlives_tests(folder):
-        yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +206,12 @@ def test_an_endpoint_cannot_have_the_name_of_what_meshes_have(procs):
 
 class Leaver(sm.Actor):
     @sm.endpoint
+    def at_exit(self, path: Path, hold: bool = False) -> None:
+        atexit.register(path.touch)
+        if hold:
+            atexit.register(threading.Event().wait)  # what is registered last runs first
+
+    @sm.endpoint
     def leave(self, how: str) -> None:
         raise SystemExit(how) if how == "exit" else KeyboardInterrupt
 
@@ -231,3 +228,24 @@ def test_an_actor_that_exits_takes_its_proc_along(hosts, how):
         leaver.slice(gpus=1).leave.call_one(how).get(30)
     assert leaver.slice(gpus=0).fine.call_one().get(30)
     procs.stop().get(30)
+
+
+@pytest.mark.parametrize("how", ["exit", "interrupt"])
+@pytest.mark.parametrize("thread", ["main", "own"])
+def test_what_is_registered_with_atexit_runs_whichever_thread_ends_the_proc(
+    hosts, tmp_path, thread, how
+):
+    procs = hosts.spawn_procs(name="leaver")
+    actors = [procs.spawn("leaver", Leaver) for _ in range(2)]
+    actors[0].at_exit.call_one(tmp_path / "left").get(30)
+    with pytest.raises(ProcDied):
+        actors[thread == "own"].leave.call_one(how).get(30)
+    assert (tmp_path / "left").exists()
+    procs.stop().get(30)
+
+
+def test_a_proc_whose_atexit_does_not_end_is_killed_when_its_time_is_up(hosts, tmp_path):
+    procs = hosts.spawn_procs(name="leaver")
+    procs.spawn("leaver", Leaver).at_exit.call_one(tmp_path / "left", hold=True).get(30)
+    procs.stop(grace_s=0.5).get(30)
+    assert not (tmp_path / "left").exists()

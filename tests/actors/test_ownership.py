@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -115,22 +114,6 @@ def exists(pid: int) -> bool:
 def ended(folder: Path) -> list[str]:
     path = folder / "ended"
     return path.read_text().split() if path.exists() else []
-
-
-@pytest.fixture(scope="module")
-def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
-    folder = tmp_path_factory.mktemp("job")
-    made = sm.local_hosts(1, folder)
-    with outlives_tests(folder):
-        yield made
-    made.stop()
-
-
-@pytest.fixture
-def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
-    made = hosts.spawn_procs(name="parents")
-    yield made
-    made.stop(grace_s=10).get(60)
 
 
 @pytest.fixture
@@ -251,13 +234,6 @@ def test_hosts_are_stopped_and_filled_by_the_program_itself(parent):
     host, proc, names = parent.shapes.call_one().get(60)
     assert host == proc == {}
     assert names == ["local0"]
-
-
-@pytest.fixture
-def here(monkeypatch, hosts) -> sm.ProcMesh:
-    """``this_proc()`` of the job of these tests; the program has none of its own."""
-    monkeypatch.setattr("slurmmesh.hosts.here._this_host", hosts.slice(hosts=0))
-    return sm.this_proc()
 
 
 def test_actors_in_the_programs_own_process_get_copies(here):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,15 +128,6 @@ class Beside(sm.Actor):
     async def __cleanup__(self, error: BaseException | None) -> None:
         await asyncio.sleep(0)
         print("cleaned up", len(asyncio.all_tasks()))
-
-
-@pytest.fixture(scope="module")
-def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
-    folder = tmp_path_factory.mktemp("job")
-    made = sm.local_hosts(1, folder)
-    with outlives_tests(folder):
-        yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,22 +93,6 @@ class Owner(sm.Actor):
 class AsyncOwner(Owner):
     async def __supervise__(self, failure: sm.MeshFailure) -> bool:
         return super().__supervise__(failure)
-
-
-@pytest.fixture(scope="module")
-def hosts(outlives_tests, tmp_path_factory) -> Iterator[sm.HostMesh]:
-    folder = tmp_path_factory.mktemp("job")
-    made = sm.local_hosts(1, folder)
-    with outlives_tests(folder):
-        yield made
-    made.stop()
-
-
-@pytest.fixture
-def procs(hosts: sm.HostMesh) -> Iterator[sm.ProcMesh]:
-    made = hosts.spawn_procs(name="owners")
-    yield made
-    made.stop(grace_s=10).get(60)
 
 
 @pytest.fixture
@@ -314,6 +297,33 @@ def test_by_default_a_failure_ends_the_program_with_a_report(tmp_path):
     assert "| last line" in done.stderr
     for pid in done.stdout.split():
         assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_failure_ends_the_program_though_its_atexit_does_not_end(tmp_path, held):
+    done = run(
+        f"""
+        import atexit, os, signal, threading
+        import slurmmesh as sm
+        from slurmmesh.hosts import endings
+
+        class Child(sm.Actor):
+            @sm.endpoint
+            def pid(self):
+                return os.getpid()
+
+        pid = sm.this_host().spawn_procs().spawn("child", Child).pid.call_one().get(60)
+        atexit.register(print, "registered", flush=True)
+        if {held}:
+            endings.LATEST_S = 1.0
+            atexit.register(threading.Event().wait)
+        os.kill(pid, signal.SIGKILL)
+        threading.Event().wait()
+        """,
+        tmp_path,
+    )
+    assert "nobody dealt with this: mesh 'child'" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "" if held else "registered\n")
 
 
 def test_a_program_that_puts_its_own_hook_there_goes_on(tmp_path):
