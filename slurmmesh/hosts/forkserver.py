@@ -154,7 +154,9 @@ def _fork_with_imports(
         waiting = select.poll()
         for each in (said, ended):
             waiting.register(each, select.POLLIN)
-        waiting.poll(IMPORT_S * 1000)
+        if not waiting.poll(IMPORT_S * 1000):
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it may have begun to serve just now
         os.set_blocking(read, False)
         if answer := said.read():
             return pid, answer.decode().split()[1:]
@@ -173,6 +175,7 @@ def _serve_order(
 ) -> NoReturn:
     """In a fork of the server: import, and if all is well serve this order to its end."""
     code = 1
+    is_ready = False
     before = set(sys.modules)
     try:
         die_with_parent(parent)
@@ -183,19 +186,23 @@ def _serve_order(
             else:
                 new = [name for name in sys.modules if name not in before]
                 os.write(write, " ".join([_READY, *filter(_is_ours, new)]).encode())
-                code = 0
-        if code:  # nothing is left of the attempt
+                is_ready = True
+        if not is_ready:  # nothing is left of the attempt
             with contextlib.suppress(BaseException):
                 atexit._run_exitfuncs()
             become_subreaper()
             sweep_children()
         os.close(write)
         taken: tuple[ForkRequest | TakeOutput, list[int]] | None = request, fds
-        while not code and taken:
+        while is_ready and taken:
             order, fds = taken
             assert isinstance(order, ForkRequest)
             served = _answer(server, order, fds)
             taken = _take(server) if served and order.more else None
+        code = 0
+    except BaseException:  # the order is lost: the server ends, too, and so its agent is told
+        with contextlib.suppress(Exception):
+            sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
@@ -226,11 +233,12 @@ def _serve(server: socket.socket, request: ForkRequest, fds: list[int]) -> ForkR
             os.close(read)
             _fork_procs(server, request, fds, write)
         os.waitpid(between, 0)
-    except OSError as error:
-        return ForkReply(error=f"cannot fork: {error}")
-    else:
         os.set_blocking(read, False)  # what it had to say it has said
         return pickle.loads(os.read(read, MAX_REQUEST))
+    except BlockingIOError:
+        return ForkReply(error="the process that was to fork it died")
+    except OSError as error:
+        return ForkReply(error=f"cannot fork: {error}")
     finally:
         os.close(read)
         os.close(write)
@@ -250,22 +258,21 @@ def _fork_procs(
     server: socket.socket, request: ForkRequest, fds: list[int], write: int
 ) -> NoReturn:
     """In the process between: fork the procs, tell their pids and leave them to the host agent."""
-    ended = os.pidfd_open(os.getpid())
     pids: list[int] = []
     error = ""
     try:
-        for number, local_rank in enumerate(request.local_ranks):
-            try:
+        try:
+            ended = os.pidfd_open(os.getpid())
+            for number, local_rank in enumerate(request.local_ranks):
                 pid = os.fork()
-            except OSError as refused:
-                error = f"cannot fork: {refused}"
-                break
-            if pid == 0:
-                os.close(write)
-                first = number * FDS_EACH
-                own = fds[first : first + FDS_EACH]
-                _become_proc(server, request, local_rank, own, fds, ended)
-            pids.append(pid)
+                if pid == 0:
+                    os.close(write)
+                    first = number * FDS_EACH
+                    own = fds[first : first + FDS_EACH]
+                    _become_proc(server, request, local_rank, own, fds, ended)
+                pids.append(pid)
+        except OSError as refused:
+            error = f"cannot fork: {refused}"
         os.write(write, pickle.dumps(ForkReply(tuple(pids), error)))
     finally:
         os._exit(0)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from slurmmesh.hosts.messages import ForkReply, ForkRequest
+from slurmmesh.linux import MAX_REQUEST
 
 AGENT = """
 import os, signal, socket, sys, threading
@@ -79,3 +86,58 @@ def test_a_process_with_threads_is_not_forked():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "None\n"
+
+
+@contextmanager
+def server_where(lines: str) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """A fork server that has run these lines first, and the socket to it.
+
+    They replace a function: nothing else makes a real one fail at that point.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = (
+        f"import os, socket\nfrom slurmmesh.hosts import forkserver\n{lines}\n"
+        f"forkserver.serve(socket.socket(fileno={theirs.fileno()}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
+    )
+    theirs.close()
+    ours.settimeout(60)
+    with process, ours:
+        yield process, ours
+        ours.close()
+
+
+def ask(sock: socket.socket, imports: tuple[str, ...] = ()) -> None:
+    """Ask for one proc."""
+    request = ForkRequest((0,), {}, (), tuple(sys.path), "/", os.getpid(), imports)
+    with open(os.devnull) as nothing:
+        socket.send_fds(sock, [pickle.dumps(request)], [nothing.fileno()] * 3)
+
+
+def test_where_procs_cannot_be_forked_the_agent_hears_why_and_there_is_one_server_yet():
+    refuse = "def refuse(*_): raise OSError(24, 'Too many open files')\nos.pidfd_open = refuse"
+    with server_where(refuse) as (process, sock):
+        for _ in range(2):
+            ask(sock)
+            reply = pickle.loads(sock.recv(MAX_REQUEST))
+            assert reply == ForkReply(error="cannot fork: [Errno 24] Too many open files")
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            assert children.read_text() == ""
+
+
+def test_where_the_process_between_dies_the_agent_is_told():
+    with server_where("forkserver._fork_procs = lambda *_: os.abort()") as (_, sock):
+        ask(sock)
+        reply = pickle.loads(sock.recv(MAX_REQUEST))
+        assert reply == ForkReply(error="the process that was to fork it died")
+
+
+def test_a_server_that_loses_an_order_with_imports_ends_and_says_why():
+    lose = "def lose(*_): raise RuntimeError('lost')\nforkserver._answer = lose"
+    with server_where(lose) as (process, sock):
+        ask(sock, ("this",))
+        assert sock.recv(MAX_REQUEST) == b""
+        assert process.stderr is not None
+        assert "RuntimeError: lost" in process.stderr.read()
