@@ -12,7 +12,7 @@ from slurmmesh._doors import front_door
 from slurmmesh._version import __version__
 
 if TYPE_CHECKING:
-    from slurmmesh import errors, faults, recovery, telemetry
+    from slurmmesh import errors, faults, gpu, recovery, telemetry
     from slurmmesh.actors import (
         Accumulator,
         Actor,
@@ -122,6 +122,7 @@ __all__ = [
     "explain_errors",
     "faults",
     "get_or_spawn_controller",
+    "gpu",
     "job_or_local",
     "local_hosts",
     "recovery",
@@ -133,5 +134,5 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = front_door(
-    __name__, _HOMES, modules=("errors", "faults", "recovery", "telemetry")
+    __name__, _HOMES, modules=("errors", "faults", "gpu", "recovery", "telemetry")
 )

@@ -12,6 +12,7 @@ DOORS = [
     "slurmmesh",
     "slurmmesh.actors",
     "slurmmesh.config",
+    "slurmmesh.gpu",
     "slurmmesh.hosts",
     "slurmmesh.supervision",
 ]

@@ -163,7 +163,7 @@ class Casting:
         self._directory.host_lost(host)
         if host.link is not None:
             self.errands.forget(host.link)
-        for mesh in host.meshes:
+        for mesh in tuple(host.meshes):  # a thread of the program may spawn on it this moment
             ranks = self._meshes[mesh].ranks
             gone = {rank for rank, record in enumerate(ranks) if record.host == host.index}
             self.errands.fail(mesh, gone, self._refuse)

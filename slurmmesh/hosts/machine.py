@@ -25,7 +25,7 @@ def _kfd_gpus(nodes: str) -> int:
     """CPUs are nodes too, with the id 0; a GPU that our cgroup does not allow has an id that the
     kernel does not let us read."""
     count = 0
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # it is not mounted, or closed to us: nobody tells
         for node in os.listdir(nodes):
             with contextlib.suppress(OSError), open(os.path.join(nodes, node, "gpu_id")) as file:
                 count += file.read().strip() not in ("", "0")

@@ -197,6 +197,10 @@ def test_the_kernels_gpus(tmp_path: Path) -> None:
     (tmp_path / "dev" / "kfd").touch()
     assert machine(str(tmp_path)) == Machine(rocm=True, cuda=True)
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    nodes.parent.mkdir(parents=True)
+    nodes.touch()  # stands for a folder that we may not list
+    assert machine(str(tmp_path)) == Machine(rocm=True, cuda=True)
+    nodes.unlink()
     for number, gpu in enumerate(("0", "0", "41098", "2")):
         (nodes / str(number)).mkdir(parents=True)
         (nodes / str(number) / "gpu_id").write_text(f"{gpu}\n")
