@@ -18,11 +18,13 @@ from slurmmesh.errors import (
 )
 from slurmmesh.gpu import dlpack
 from slurmmesh.gpu.device import Device, device_at, device_with
+from slurmmesh.gpu.dlpack import whole
 from slurmmesh.gpu.library import load
 from slurmmesh.gpu.ranges import Extent, Range
 from slurmmesh.gpu.sharing import ExportedMemory, MemoryDescription
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ class DeviceMemory:
         self._pid = os.getpid()
         self._device = device
         self.device = device.index
-        self.rdma = rdma
+        self.rdma = bool(rdma)
         self.imported = imported
         with self._told(f"{capacity} bytes of addresses could not be reserved"):
-            self._unit = self._library.ask("sm_memory_granularity", device.index, int(rdma))
+            self._unit = self._library.ask("sm_memory_granularity", device.index, int(self.rdma))
             self._range = Range(self._library, device.index, self._round_up(capacity))
         self.address = self._range.address
         self.capacity = self._range.capacity
@@ -131,6 +133,8 @@ class DeviceMemory:
             UsageError: this process does not see that device, or the export was closed.
             GpuError: the library did not take it. Nothing is kept.
         """
+        if not isinstance(exported, ExportedMemory):
+            raise UsageError(f"an ExportedMemory is needed, not {exported!r}")
         description = exported.description
         platform = load().platform
         if exported.closed:
@@ -349,9 +353,12 @@ class DeviceMemory:
             UsageError: there are not so many.
         """
         with self._usable():
-            address, size = self._span(offset, size)
+            _, size = self._span(offset, size)
             found = self._library.ffi.new("char[]", size)
-            self._copy(self._host(found), address, size)
+            with self._told(f"{size} bytes could not be read"):
+                for address, start, length in self._pieces(offset, size):
+                    to = self._host(found) + start
+                    self._library.call("sm_memory_copy", self.device, to, address, length)
             return bytes(self._library.ffi.buffer(found, size))
 
     def write(self, data: Any, offset: int = 0) -> None:
@@ -365,8 +372,11 @@ class DeviceMemory:
         except (TypeError, ValueError, BufferError) as error:
             raise UsageError(f"these are no bytes that could be written: {error}") from error
         with self._usable(), given:
-            address, size = self._span(offset, len(given))
-            self._copy(address, self._host(given), size)
+            _, size = self._span(offset, len(given))
+            with self._told(f"{size} bytes could not be written"):
+                for address, start, length in self._pieces(offset, size):
+                    source = self._host(given) + start
+                    self._library.call("sm_memory_copy", self.device, address, source, length)
 
     def fill(self, value: int, size: int | None = None, offset: int = 0) -> None:
         """Set each byte from ``offset`` on to ``value``, 0 to 255.
@@ -377,15 +387,18 @@ class DeviceMemory:
         if type(value) is not int or not 0 <= value <= 255:
             raise UsageError(f"{value!r} is no byte: 0 to 255")
         with self._usable():
-            address, size = self._span(offset, size)
-            if size:
-                with self._told(f"{size} bytes could not be filled"):
-                    self._library.call("sm_memory_fill", self.device, address, value, size)
+            _, size = self._span(offset, size)
+            with self._told(f"{size} bytes could not be filled"):
+                for address, _, length in self._pieces(offset, size):
+                    self._library.call("sm_memory_fill", self.device, address, value, length)
 
-    def _copy(self, to: int, source: int, size: int) -> None:
-        if size:
-            with self._told(f"{size} bytes could not be copied"):
-                self._library.call("sm_memory_copy", self.device, to, source, size)
+    def _pieces(self, offset: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """A range of it by extents, as older HIP wants it: address, bytes before it, bytes."""
+        for extent in self._range.extents:
+            start = max(offset, extent.offset)
+            length = min(offset + size, extent.offset + extent.size) - start
+            if length > 0:
+                yield self.address + start, start - offset, length
 
     def _host(self, data: Any) -> int:
         return int(self._library.ffi.cast("uintptr_t", data))
@@ -397,7 +410,8 @@ class DeviceMemory:
 
     def _span(self, offset: int, size: int | None) -> tuple[int, int]:
         """The address and the size of a range of it."""
-        length = self.size - offset if size is None else size
+        offset = whole(offset)
+        length = self.size - offset if size is None else whole(size)
         if offset < 0 or length < 0 or offset + length > self.size:
             raise UsageError(f"{length} bytes from {offset} on are not within {self.size}")
         return self.address + offset, length
@@ -450,6 +464,6 @@ class DeviceMemory:
 
 
 def _check_size(size: Any) -> int:
-    if type(size) is not int or size <= 0:
-        raise UsageError(f"memory has 1 byte or more, not {size!r}")
+    if type(size) is not int or not 0 < size <= _MOST:
+        raise UsageError(f"memory has 1 byte or more, up to {_MOST}, not {size!r}")
     return size

@@ -311,6 +311,11 @@ int emu_range_touch(const void *address, size_t size, bool write, bool *is_devic
     for (uintptr_t end = at + size; reserved && reachable && at < end;) {
         const struct emu_mapping *mapping = mapping_at(at);
         reachable = mapping && (mapping->flags & (write ? 2 : 1));
+#ifndef EMULATOR_CUDA
+        /* Older HIP looks at the mapping that a range starts in, and wants it to hold all of it. */
+        if (reachable && emu_hip_version() < 70300000)
+            reachable = within(at, end - at, mapping->address, mapping->size);
+#endif
         at = mapping ? mapping->address + mapping->size : end;
     }
     emu_memory_unlock();

@@ -138,6 +138,10 @@ def sizes() -> None:
         memory.write(b"across", 2 * UNIT - 3)
         assert memory.read(6, 2 * UNIT - 3) == b"across"
         assert len(memory.read()) == 4 * UNIT
+        memory.fill(9, 2 * UNIT + 2, UNIT - 1)
+        assert memory.read(2 * UNIT + 4, UNIT - 2) == b"\0" + b"\t" * (2 * UNIT + 2) + b"\0"
+        memory.write(bytes(range(256)) * (UNIT // 64))
+        assert memory.read() == bytes(range(256)) * (UNIT // 64)
         with pytest.raises(UsageError, match=f"capacity, {4 * UNIT}"):
             memory.grow(4 * UNIT + 1)
 
@@ -162,9 +166,19 @@ def contents() -> None:
             lambda: memory.write(b"ab", UNIT - 1),
             lambda: memory.fill(0, 2, UNIT - 1),
             lambda: memory.dmabuf(0, UNIT + 1),
+            lambda: memory.read(0, 1 << 70),
         ):
             with pytest.raises(UsageError, match=f"not within {UNIT}"):
                 outside()
+        for broken in (
+            lambda: memory.read(1.5),  # type: ignore[arg-type]
+            lambda: memory.read(1, "2"),  # type: ignore[arg-type]
+            lambda: memory.write(b"a", 1.0),  # type: ignore[arg-type]
+            lambda: memory.fill(0, 1, None),  # type: ignore[arg-type]
+            lambda: memory.dmabuf(1.5, 2),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(UsageError, match="whole numbers"):
+                broken()
         for no_bytes in ("text", 5, memoryview(b"abcd")[::2]):
             with pytest.raises(UsageError, match="no bytes"):
                 memory.write(no_bytes)
@@ -175,7 +189,14 @@ def contents() -> None:
 
 @leaves_nothing
 def refused_sizes() -> None:
-    for size, capacity in ((0, None), (-1, None), (1.5, None), ("1", None), (True, None)):
+    for size, capacity in (
+        (0, None),
+        (-1, None),
+        (1.5, None),
+        ("1", None),
+        (True, None),
+        (1, 1 << 64),
+    ):
         with pytest.raises(UsageError, match="1 byte or more"):
             DeviceMemory.reserve(size, capacity=capacity)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="less than the size"):
@@ -215,6 +236,10 @@ def tensors() -> None:
         ("float64", (UNIT // 8,), 8, "grow the memory"),
         ("uint8", (-1,), 0, "from 0 on"),
         ("uint8", (1,) * 65, 0, "64 sizes"),
+        ("uint8", (1.5,), 0, "whole numbers"),
+        ("uint8", 5, 0, "sequence of sizes"),
+        ("uint8", None, "1", "whole numbers"),
+        ("uint8", (0, 1 << 62, 2), 0, "no tensor has sizes"),
         ("int7", None, 0, "float8_e5m2"),
         (torch.qint8, None, 0, "no tensor can be of type"),
     ):
