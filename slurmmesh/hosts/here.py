@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slurmmesh.actors.actor import Actor
 from slurmmesh.actors.future import Future
@@ -13,8 +13,10 @@ from slurmmesh.actors.runtime import Runtime
 from slurmmesh.hosts.job import local_hosts, running_job
 from slurmmesh.hosts.mesh import HostMesh
 from slurmmesh.hosts.ownproc import NAME, REGION
-from slurmmesh.hosts.runtime import ProgramRuntime
 from slurmmesh.shape import Extent, Region
+
+if TYPE_CHECKING:
+    from slurmmesh.hosts.runtime import ProgramRuntime
 
 # Held while the host starts, so that two threads get the same one.
 _lock = threading.RLock()
@@ -85,6 +87,4 @@ def _program() -> ProgramRuntime:
         job = running_job()
         if job is not None:
             return job._controller.runtime
-        runtime = this_host()._runtime
-        assert isinstance(runtime, ProgramRuntime)
-        return runtime
+        return cast("ProgramRuntime", this_host()._runtime)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slurmmesh import config
+from slurmmesh.actors.addresses import CONTROLLER
 from slurmmesh.actors.coroutine import CoroutineFuture
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.mesh import ProcMesh
@@ -14,7 +15,6 @@ from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcOptions, Runtime, runtime_of
 from slurmmesh.errors import UsageError
 from slurmmesh.hosts.masks import VARIABLES
-from slurmmesh.hosts.runtime import ProgramRuntime
 from slurmmesh.hosts.syncing import MAX_BYTES, SyncedWorkspace, SyncRequest, in_background
 from slurmmesh.shape import Extent, Region, Shaped
 from slurmmesh.supervision import Supervision
@@ -22,6 +22,7 @@ from slurmmesh.wire.codec import dumps
 
 if TYPE_CHECKING:
     from slurmmesh.hosts.controller import Controller
+    from slurmmesh.hosts.runtime import ProgramRuntime
 
 
 class HostMesh(Shaped):
@@ -169,7 +170,7 @@ class HostMesh(Shaped):
     @property
     def stopped(self) -> bool:
         """Whether the job of these hosts has been stopped."""
-        return isinstance(self._runtime, ProgramRuntime) and self._runtime.controller.closed
+        return self._runtime.address == CONTROLLER and self._controller.closed
 
     def stop(self) -> Future[None]:
         """End the job's hosts and all that runs on them. The mesh is of no use afterwards.
@@ -191,9 +192,9 @@ class HostMesh(Shaped):
 
     @property
     def _controller(self) -> Controller:
-        if not isinstance(self._runtime, ProgramRuntime):
+        if self._runtime.address != CONTROLLER:
             raise UsageError("this is done to hosts by the program itself, not by an actor")
-        return self._runtime.controller
+        return cast("ProgramRuntime", self._runtime).controller
 
 
 def _host_mesh(job: str, region: Region) -> HostMesh:
