@@ -10,6 +10,7 @@ from typing import Any
 from slurmmesh.config import load_settings
 from slurmmesh.errors import SetupError
 from slurmmesh.hosts.controller import Controller
+from slurmmesh.hosts.fabric import socket_variables
 from slurmmesh.hosts.remote_agent import DialSpec, dial
 from slurmmesh.hosts.roster import HostRecord
 from slurmmesh.slurm.allocation import Allocation
@@ -49,7 +50,8 @@ class StepAgent:
 def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord]:
     """Start an agent on each of the allocation's first ``total`` nodes, while the program goes on.
 
-    They get the environment and the folder of now, whatever the program changes.
+    They get the environment and the folder of now, whatever the program changes. Libraries that
+    the program uses itself are told the controller's interface.
 
     Raises:
         SetupError: this is not the head of an allocation, or it has fewer nodes.
@@ -68,6 +70,8 @@ def start_allocated_hosts(controller: Controller, total: int) -> list[HostRecord
     interface = "" if alone else load_settings().interface
     executor = StepExecutor(folder / "steps", supervise=False, environ=dict(os.environ))
     executor.update_parameters(srun_args=[f"--chdir={os.getcwd()}"])
+    # The program's own: the id of a communicator is an address of its process. Hosts find theirs.
+    os.environ.update(socket_variables(own[0], os.environ))
 
     def start(host: HostRecord) -> StepAgent:
         controller.roster.authority.issue(host.identity).write(folder / "identity")

@@ -173,7 +173,8 @@ ranks = hosts.spawn_procs(name="ranks").spawn("rank", Rank)
 places = list(ranks.place.call().get(60).values())
 where = ranks.slice(hosts=0).free_port.call_one().get(60)
 sums = list(ranks.add_up.call(*where).get(120).values())
-result = {"addresses": hosts.addresses, "places": places, "sums": sums}
+own = [os.environ.get(name) for name in NAMES]
+result = {"addresses": hosts.addresses, "places": places, "own": own, "sums": sums}
 json.dump(result, open(sys.argv[1] + "/result.json", "w"))
 """
 
@@ -202,6 +203,7 @@ def test_all_that_connects_hosts_goes_by_the_chosen_network(
     assert all(why.startswith(reason) for (why,) in job.hosts("why"))
     variables = [interface, interface, f"={interface}", family]
     assert job.result["places"] == [[address, variables] for address in addresses]
+    assert job.result["own"] == variables
     # Gloo is told the interface, and takes IPv4 where that has both families.
     allowed = {*addresses, *(f"10.77.0.{i}" for i in (1, 2, 3) if interface == "ib0")}
     for total, ends in job.result["sums"]:
