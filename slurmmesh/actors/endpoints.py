@@ -14,7 +14,7 @@ from slurmmesh.actors.future import Future
 from slurmmesh.errors import LinkClosed, UsageError
 from slurmmesh.shape import ValueMesh
 from slurmmesh.wire.batches import is_plain
-from slurmmesh.wire.codec import dumps
+from slurmmesh.wire.codec import dumps_to_send
 from slurmmesh.wire.frames import Frame, Kind
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class EndpointRef:
         mesh = self._mesh
         check_arguments(self._what, endpoint_signature(mesh._cls, self._name), args, kwargs)
         try:
-            body, buffers = dumps((self._name, args, kwargs, self._where))
+            body, buffers = dumps_to_send((self._name, args, kwargs, self._where))
         except Exception as error:
             raise UsageError(f"the arguments of {self._what} cannot be sent: {error}") from error
         if asked is not None:

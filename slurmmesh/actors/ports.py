@@ -21,7 +21,7 @@ from slurmmesh.actors.future import Future
 from slurmmesh.actors.receipts import Arrival, Receipts
 from slurmmesh.actors.runtime import find_runtime, home
 from slurmmesh.errors import SupervisionError, UsageError
-from slurmmesh.wire.codec import dumps, loads
+from slurmmesh.wire.codec import dumps_to_send, loads
 from slurmmesh.wire.frames import Buffer
 
 T = TypeVar("T")
@@ -226,7 +226,7 @@ def packed(failed: bool, value: Any) -> tuple[bytes, list[memoryview]]:
     here = context()
     try:
         rank = here.message_rank.rank if here.actor_instance.name else None
-        return dumps((failed, rank, value))
+        return dumps_to_send((failed, rank, value))
     except Exception as error:
         raise UsageError(f"this value cannot be sent to a port: {error}") from error
 

@@ -20,7 +20,7 @@ from slurmmesh.hosts.routes import Routes
 from slurmmesh.wire.frames import Frame, Kind
 from slurmmesh.wire.gather import unmerge
 from slurmmesh.wire.links import Link
-from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.reactor import Reactor, in_loop_thread
 from slurmmesh.wire.tree import FAN_OUT
 
 _ERRANDS = 0xFFFF
@@ -61,7 +61,7 @@ class Casting:
             self._refuse,
             self.answer,
             lambda delay, callback: reactor.call_soon(reactor.call_later, delay, callback),
-            lambda: not reactor.in_thread,
+            lambda: not in_loop_thread(),
         )
 
     @property

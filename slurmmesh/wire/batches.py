@@ -11,6 +11,7 @@ from typing import Any
 from slurmmesh.wire.frames import Frame, Kind, answer_bytes, batch_bytes
 from slurmmesh.wire.links import HIGH_WATER
 from slurmmesh.wire.quick import QuickLink
+from slurmmesh.wire.reactor import in_loop_thread
 from slurmmesh.wire.sharing import Placed
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -108,10 +109,10 @@ class BatchLink(QuickLink):
     def make_room(self) -> None:
         """Wait while so much is queued that the peer must read first, or close.
 
-        For who has just found that it ``is_full``. Not in the loop's thread, nor in a
+        For who has just found that it ``is_full``. Not in a loop's thread, nor in a
         signal handler that came in the middle of a send: they return at once.
         """
-        if self._reactor.in_thread or self._lock._is_owned():  # type: ignore[attr-defined]
+        if in_loop_thread() or self._lock._is_owned():  # type: ignore[attr-defined]
             return
         with self._lock:
             position = self._out.end - HIGH_WATER

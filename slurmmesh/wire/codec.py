@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 
 from slurmmesh.wire.frames import MAX_BUFFERS, Buffer
+from slurmmesh.wire.reactor import in_loop_thread
 from slurmmesh.wire.storages import Storages
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -53,6 +54,17 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     if len(parts) == 1:
         return parts[0], buffers
     return _join(parts, buffers)
+
+
+def dumps_to_send(value: Any) -> tuple[bytes, list[memoryview]]:
+    """:func:`dumps`, of what the caller sends, and may change afterwards.
+
+    Who sends waits until the buffers have left. A callback of a loop does not wait: it has copies.
+    """
+    body, buffers = dumps(value)
+    if buffers and in_loop_thread():
+        buffers = [memoryview(bytes(buffer)) for buffer in buffers]
+    return body, buffers
 
 
 def _join(parts: list[bytes], buffers: list[memoryview]) -> tuple[bytes, list[memoryview]]:

@@ -21,7 +21,7 @@ from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder
 from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.outgoing import Outgoing, close_all
-from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer
+from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer, in_loop_thread
 from slurmmesh.wire.sent import Sent
 from slurmmesh.wire.sharing import Placed, Sharing
 
@@ -119,7 +119,8 @@ class Link:
     def send(self, frame: Frame) -> None:
         """Send a frame. Afterwards the caller may change what its buffers are views of.
 
-        Waits until the buffers have left, and while much is queued; not in the reactor's thread.
+        Waits until the buffers have left, and while much is queued; not in a loop's thread, of
+        whichever loop: it would stand still until the peer reads.
 
         Raises:
             LinkClosed: the link is closed.
@@ -183,7 +184,7 @@ class Link:
 
     def wait_for_room(self, frame: Frame, position: int) -> None:
         """Wait as ``send`` does, after ``post`` of this frame gave this position."""
-        if not self._reactor.in_thread:
+        if not in_loop_thread():
             self.wait_sent(position if frame.buffers else position - HIGH_WATER)
 
     def wait_sent(self, position: int | None = None, timeout: float | None = None) -> bool:

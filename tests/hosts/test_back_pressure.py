@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -348,3 +349,47 @@ def test_answers_to_a_proc_that_does_not_read_wait(hosts, wait_until, tmp_path, 
         assert watcher.queued.call_one().get(60) < ROOM + 100 * SMALL
     assert teller.count.call_one().get(60) == number
     assert one.all.call_one().get(60) == list(range(number))
+
+
+class Keeper(sm.Actor):
+    """Keeps the first byte of what it gets."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+
+    @sm.endpoint
+    def keep(self, payload: Any) -> None:
+        self.kept.append(memoryview(payload)[0])
+
+    @sm.endpoint
+    def all(self) -> tuple[int, list[int]]:
+        return os.getpid(), self.kept
+
+
+def test_a_callback_that_sends_much_to_a_proc_that_does_not_read_holds_up_nobody(
+    hosts, wait_until, stopped
+):
+    one = hosts.spawn_procs(name="deaf").spawn("keeper", Keeper)
+    other = hosts.spawn_procs(name="other").spawn("told", Told)
+    dying = hosts.spawn_procs(name="dying")
+    pid, _ = one.all.call_one().get(60)
+    wait_until(lambda: one.all.call_one().get(60) and one.all._place.direct is not None)
+    payload, number = bytearray(len(LARGE)), 60
+    done = threading.Event()
+
+    def tell(event: sm.ProcEvent) -> None:
+        if event.kind == "exited":
+            for index in range(number):
+                payload[0] = index
+                one.keep.broadcast(pickle.PickleBuffer(payload))
+            done.set()
+
+    dying.on_event(tell)
+    dying.initialized.get(60)
+    with stopped(pid):
+        dying.send_signal(signal.SIGKILL)
+        assert done.wait(60)
+        assert other.all.call_one().get(60) == []
+        late = hosts.spawn_procs(name="late")
+        assert late.initialized.get(60)
+    assert one.all.call_one().get(60) == (pid, list(range(number)))
