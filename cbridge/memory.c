@@ -1,6 +1,7 @@
 /* Device memory: made apart from its addresses, shared by file descriptor, seen by NICs. */
 #include "internal.h"
 #include <fcntl.h>
+#include <unistd.h>
 
 /* HIP before 5.7 has another struct for allocations, without a flag for RDMA. */
 static int refuse_old(enum sm_symbol_id symbol, sm_error *error)
@@ -39,6 +40,22 @@ static struct sm_allocation allocation(int device, int rdma)
         .location = {.type = SM_LOCATION_DEVICE, .id = device},
         .flags = {.rdma = rdma != 0},
     };
+}
+
+/* Some versions of ROCm (7.12 to 7.14) give away the descriptor that they have themselves, the same
+ * each time, and close it with the memory: then a duplicate is the caller's. -1: there is none left. */
+static int own_descriptor(uint64_t handle, int fd)
+{
+    int again = -1;
+    if (sm_loaded_platform() != SM_PLATFORM_ROCM ||
+        SM_CALL(NULL, memory_export, (&again, handle, SM_HANDLE_POSIX_FD, 0)) != 0) {
+        return fd;
+    }
+    if (again == fd) {
+        return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    }
+    (void)close(again);
+    return fd;
 }
 
 /* What starts as another program afterwards does not get it. */
@@ -143,11 +160,17 @@ int sm_memory_export_fd(uint64_t handle, int *fd, sm_error *error)
     REQUIRE_MAPPING(memory_export, error);
     int found = -1;
     const int code = SM_CALL(error, memory_export, (&found, handle, SM_HANDLE_POSIX_FD, 0));
-    if (code == 0) {
-        close_on_exec(found);
-        *fd = found;
+    if (code != 0) {
+        return code;
     }
-    return code;
+    found = own_descriptor(handle, found);
+    if (found < 0) {
+        return sm_fail(error, SM_E_NO_MEMORY, sm_symbol_name(SM_S_memory_export), "",
+                       "no file descriptor is left to this process (ulimit -n)");
+    }
+    close_on_exec(found);
+    *fd = found;
+    return 0;
 }
 
 int sm_memory_import_fd(int device, int fd, uint64_t *handle, sm_error *error)

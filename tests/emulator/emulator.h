@@ -59,6 +59,11 @@ const char *emu_setting_text(const char *name, const char *fallback);
 int emu_setting_version(const char *name, const char *fallback, int major_unit, int minor_unit);
 /** The HIP version that is emulated, as hipRuntimeGetVersion reports it (70100000: 7.1.0). */
 int emu_hip_version(void);
+/**
+ * HIP 7.12 to 7.14 gives away the descriptor that it keeps of an allocation, and does not keep one
+ * of what it imports, but looks at the caller's when access is set.
+ */
+bool emu_lends_descriptors(void);
 
 /* Devices: device.c */
 
@@ -110,6 +115,7 @@ struct emu_allocation {
     struct emu_allocation *next;
     uint64_t id; /**< What the caller has as its handle. */
     int fd;
+    bool lent; /**< The descriptor is the caller's, who may close it. */
     int charged_to; /**< The device that gets its memory back, -1 for imported memory. */
     size_t size;
     struct emu_properties properties;

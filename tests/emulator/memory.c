@@ -41,7 +41,8 @@ static void drop_unused(struct emu_allocation *allocation)
     *link = allocation->next;
     if (allocation->charged_to >= 0)
         emu_device_refund(allocation->charged_to, allocation->size);
-    close(allocation->fd);
+    if (!allocation->lent)
+        close(allocation->fd);
     free(allocation);
 }
 
@@ -59,16 +60,18 @@ int emu_memory_check(const struct emu_properties *properties)
     return emu_device_valid(properties->location_id) ? EMU_OK : EMU_INVALID_DEVICE;
 }
 
-/** Takes the descriptor over, also where it fails. */
-static int add_allocation(uint64_t *handle, int fd, size_t size, int charged_to,
+/** Takes the descriptor over, unless it is lent; also where it fails. */
+static int add_allocation(uint64_t *handle, int fd, bool lent, size_t size, int charged_to,
                           const struct emu_properties *properties)
 {
     struct emu_allocation *made = calloc(1, sizeof *made);
     if (!made) {
-        close(fd);
+        if (!lent)
+            close(fd);
         return EMU_OUT_OF_MEMORY;
     }
     made->fd = fd;
+    made->lent = lent;
     made->size = size;
     made->charged_to = charged_to;
     made->properties = *properties;
@@ -99,7 +102,7 @@ int emu_memory_create(uint64_t *handle, size_t size, const struct emu_properties
         fd = -1;
     }
     status = fd < 0 ? EMU_OUT_OF_MEMORY
-                    : add_allocation(handle, fd, size, properties->location_id, properties);
+                    : add_allocation(handle, fd, false, size, properties->location_id, properties);
     if (status)
         emu_device_refund(properties->location_id, size);
     return status;
@@ -135,7 +138,7 @@ int emu_memory_export(uint64_t handle, int *fd)
     emu_memory_lock();
     struct emu_allocation *allocation = emu_memory_find(handle);
     if (allocation && (allocation->properties.handle_types & 1)) {
-        *fd = fcntl(allocation->fd, F_DUPFD_CLOEXEC, 3);
+        *fd = emu_lends_descriptors() ? allocation->fd : fcntl(allocation->fd, F_DUPFD_CLOEXEC, 3);
         status = *fd < 0 ? EMU_OS_ERROR : EMU_OK;
     }
     emu_memory_unlock();
@@ -149,12 +152,13 @@ int emu_memory_import(uint64_t *handle, int fd, int device)
     if (seals < 0 || !(seals & F_SEAL_GROW) || fstat(fd, &found) || found.st_size <= 0 ||
         (size_t)found.st_size % EMU_GRANULARITY)
         return EMU_INVALID_VALUE;
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    bool lent = emu_lends_descriptors();
+    int own = lent ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return EMU_OS_ERROR;
     const struct emu_properties properties = {
         .type = 1, .handle_types = 1, .location_type = 1, .location_id = device};
-    return add_allocation(handle, own, (size_t)found.st_size, -1, &properties);
+    return add_allocation(handle, own, lent, (size_t)found.st_size, -1, &properties);
 }
 
 void emu_memory_alive(struct emu_alive *alive)

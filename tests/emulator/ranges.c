@@ -214,6 +214,9 @@ int emu_range_set_access(void *address, size_t size, const struct emu_access *ac
 #ifndef EMULATOR_CUDA
     taken = taken && (emu_hip_version() >= 70300000 || old_hip_takes(start, size));
 #endif
+    for (struct emu_mapping *one = mappings; taken && one; one = one->next)
+        if (within(one->address, one->size, start, size) && one->allocation->lent)
+            taken = fcntl(one->allocation->fd, F_GETFD) >= 0;
     if (taken && mprotect(address, size, protection))
         taken = false;
     for (struct emu_mapping *one = mappings; taken && one; one = one->next)

@@ -28,6 +28,12 @@ int emu_setting_version(const char *name, const char *fallback, int major_unit, 
     return parts[0] * major_unit + parts[1] * minor_unit + parts[2];
 }
 
+bool emu_lends_descriptors(void)
+{
+    int minor = emu_hip_version() / 100000;
+    return EMU_NAME(true, false) && minor >= 712 && minor <= 714;
+}
+
 int emu_hip_version(void)
 {
 #ifdef EMULATOR_OLD

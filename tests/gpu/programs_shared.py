@@ -251,6 +251,25 @@ def cycles(number: int) -> list[dict[str, Any]]:
     return list(run_cycles(number))
 
 
+# ------------------------------------------------------------------ descriptors
+
+
+@leaves_nothing
+def exported_again() -> None:
+    """Each export has descriptors of its own, whether or not those before it were closed."""
+    with DeviceMemory.reserve(UNIT) as memory:
+        memory.write(b"shared")
+        for _ in range(3):
+            with memory.export() as first, memory.export() as second:
+                assert first.fds != second.fds
+                with DeviceMemory.import_(first) as one, DeviceMemory.import_(second) as other:
+                    first.close()
+                    assert one.read(6) == other.read(6) == b"shared"
+        others = [os.dup(0) for _ in range(8)]  # of the numbers that were closed
+    for fd in others:
+        os.close(fd)  # it fails if the library has done so
+
+
 # ------------------------------------------------------------------ two processes
 
 

@@ -23,6 +23,7 @@ EVERYWHERE = [
     programs.forked,
     programs_shared.threads,
     programs_shared.refused_exports,
+    programs_shared.exported_again,
 ]
 
 
@@ -93,6 +94,13 @@ def test_hip_before_5_7_is_refused(emulator: Callable[..., Gpu]) -> None:
 def test_hip_5_7_has_memory_that_cannot_be_shared(emulator: Callable[..., Gpu]) -> None:
     said = emulator("rocm-6.4").run(programs.cannot_share, hip_version="5.7")
     assert said.count("hipMemExportToShareableHandle") == 2
+
+
+def test_descriptors_that_hip_keeps_stay_open(emulator: Callable[..., Gpu]) -> None:
+    lending = emulator("rocm-7.1", hip_version="7.13")
+    for program in (programs_shared.exported_again, programs_shared.dmabufs):
+        lending.run(program)
+    test_two_processes_see_each_others_writes(lending)
 
 
 def test_freed_when_the_interpreter_ends(gpu: Gpu) -> None:
