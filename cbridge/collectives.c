@@ -106,7 +106,9 @@ int sm_ccl_grow(uint64_t comm, int size, const unsigned char *id, int rank, int 
     int code = comm == 0 ? sm_guard_enter(device, &guard, error) : 0;
     if (code == 0) {
         const struct sm_unique_id *address = id != NULL ? &given : NULL;
-        code = SM_CALL(error, ccl_grow, (comm, size, address, rank, grown, NULL));
+        struct sm_ccl_config config = configuration(0);
+        code = SM_CALL(error, ccl_grow,
+                       (comm, size, address, rank, grown, comm == 0 ? &config : NULL));
         sm_guard_leave(&guard);
     }
     return code;

@@ -242,6 +242,10 @@ int sm_dlpack_new(sm_owner *owner, uint64_t address, int dlpack_device, int devi
                   int bits, int dimensions, const int64_t *shape, void **tensor, sm_error *error);
 /* Call the deleter: for a tensor that nobody took. */
 void sm_dlpack_delete(void *tensor);
+/* Deleters may wait for the device, and whoever calls one may hold a lock without which nobody can
+ * end that wait: have `let_go` called before, and `take_back` with its answer afterwards. To be set
+ * before there is a tensor. */
+void sm_dlpack_around(void *(*let_go)(void), void (*take_back)(void *));
 
 /* ------------------------------------------------------------------ collectives */
 
@@ -295,8 +299,8 @@ int sm_ccl_split(uint64_t comm, int color, int key, uint64_t *part, sm_error *er
 int sm_ccl_shrink(uint64_t comm, const int *without, int count, int abort, uint64_t *rest,
                   sm_error *error);
 /* To `size` ranks. A rank that is in already gives its comm and rank -1; one that joins gives
- * comm 0, its rank and its device. id: 128 bytes made by sm_ccl_grow_id, needed by those that join
- * and by the rank that made it, NULL for others. */
+ * comm 0, its rank and its device, and does not block. id: 128 bytes made by sm_ccl_grow_id, needed
+ * by those that join and by the rank that made it, NULL for others. */
 int sm_ccl_grow(uint64_t comm, int size, const unsigned char *id, int rank, int device,
                 uint64_t *grown, sm_error *error);
 int sm_ccl_grow_id(uint64_t comm, unsigned char *id, sm_error *error);

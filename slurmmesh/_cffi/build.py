@@ -35,6 +35,7 @@ LIBRARIES = ("amdhip64", "rccl")
 CAPSULE = """
 extern const char sm_capsule_name[];
 void sm_capsule_end(void *capsule);
+void sm_capsule_start(void);
 """
 # Using one function of each library keeps them among what the module needs, under --as-needed too.
 LINKED = """
@@ -142,7 +143,8 @@ def extension(name: str, optional: bool) -> Extension:
         sources=sorted(map(str, SOURCES.glob("*.c"))),
         depends=[*sorted(map(str, SOURCES.glob("*.h"))), "slurmmesh/_cffi/build.py"],
         include_dirs=[str(SOURCES)],
-        define_macros=[("_GNU_SOURCE", None)],
+        # capsule.h asks who has Python's lock, which is not in the limited API.
+        define_macros=[("_GNU_SOURCE", None), ("_CFFI_NO_LIMITED_API", None)],
         extra_compile_args=["-std=c17", "-O2", "-fvisibility=hidden", "-pthread"],
         extra_link_args=["-pthread"],
         libraries=["dl"],

@@ -11,7 +11,7 @@ from typing import Any
 from slurmmesh.errors import UsageError
 from slurmmesh.gpu.dlpack import ELEMENTS, Element, element_of
 from slurmmesh.gpu.library import Library
-from slurmmesh.gpu.streams import torch_stream
+from slurmmesh.gpu.streams import number_of, torch_stream
 
 # Numbers of enum sm_type.
 TYPES = {
@@ -131,22 +131,25 @@ def _of_interface(name: str, tensor: Any, written: bool) -> Buffer:
     try:
         shape: tuple[int, ...] = tuple(int(length) for length in told["shape"])
         kind = str(told["typestr"])
-        address, read_only = told["data"]
-        strides = told.get("strides")
-    except (KeyError, TypeError, ValueError) as error:
+        address, read_only = int(told["data"][0]), told["data"][1]
+        strides = None if told.get("strides") is None else tuple(told["strides"])
+    except (LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{name}: its __cuda_array_interface__ is not valid: {error!r}") from error
     element = _element(name, kind)
     count = prod(shape)
+    if min(shape, default=0) < 0:
+        raise UsageError(f"{name}: its __cuda_array_interface__ is not valid: {shape=}")
     if told.get("mask") is not None:
         raise UsageError(f"{name} has a mask")
     if written and read_only:
         raise UsageError(f"{name} is read-only, and would be written")
-    if strides is not None and count and tuple(strides) != _dense(shape, element.bytes):
+    if strides is not None and count and strides != _dense(shape, element.bytes):
         raise UsageError(f"{name} is not contiguous: pass a dense copy")
     stream = told.get("stream")
+    stream = None if stream is None else number_of(stream)
     if stream == 1:  # its number for the default stream
         stream = 0
-    return Buffer(name, int(address), count, element, stream, tensor)
+    return Buffer(name, address, count, element, stream, tensor)
 
 
 def _element(name: str, kind: str) -> Element:
@@ -171,6 +174,10 @@ def _dense(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 def _check_place(library: Library, device: int, buffer: Buffer) -> None:
     """It is memory of the device; the emulator's devices reach that of the host, too."""
+    if not 0 < buffer.address <= buffer.end <= 1 << 64:
+        raise UsageError(
+            f"{buffer.name} has no memory: {buffer.bytes} bytes at {buffer.address:#x}"
+        )
     kind = library.ffi.new("int *")
     where = library.ffi.new("int *")
     library.call("sm_pointer_kind", buffer.address, kind, where)

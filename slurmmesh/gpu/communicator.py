@@ -17,7 +17,7 @@ from slurmmesh.gpu.failure import failure_of, unsupported
 from slurmmesh.gpu.handle import SlowLane
 from slurmmesh.gpu.identity import CommunicatorId
 from slurmmesh.gpu.live import Operation
-from slurmmesh.gpu.peers import Peer
+from slurmmesh.gpu.peers import Peer, peers_by_rank
 from slurmmesh.gpu.waiting import Deadline
 
 TIMEOUT_S = 600.0
@@ -78,12 +78,9 @@ class Communicator(Engine):
             CollectiveTimeout: some ranks did not come in time; ``peers`` are those, if known.
             CollectiveError: it failed otherwise.
         """
-        if not isinstance(id, CommunicatorId):
-            raise UsageError(f"a CommunicatorId is needed, not {id!r}")
-        if type(size) is not int or type(rank) is not int or not 0 <= rank < size:
-            raise UsageError(f"rank {rank!r} of {size!r}: ranks are 0 to size - 1")
+        _check_id(id)
         self._set_up(
-            *(id.name, id.key, rank, size, device_at(device).index, {p.rank: p for p in peers}),
+            *(id.name, id.key, rank, size, device_at(device).index, peers_by_rank(peers)),
             dead=dead,
             timeout=timeout,
             on_failure=on_failure,
@@ -345,9 +342,10 @@ class Communicator(Engine):
         on_failure: OnFailure = "abort",
     ) -> Communicator:
         """Be a new rank of a communicator that grows. Arguments and errors: as of the class."""
+        _check_id(id)
         made = cls.__new__(cls)
         made._set_up(
-            *(id.name, id.key, rank, size, device_at(device).index, {p.rank: p for p in peers}),
+            *(id.name, id.key, rank, size, device_at(device).index, peers_by_rank(peers)),
             dead=dead,
             timeout=timeout,
             on_failure=on_failure,
@@ -357,3 +355,8 @@ class Communicator(Engine):
         made._start(lambda pointer: made._library.call("sm_ccl_grow", *arguments, pointer))
         made.wait()
         return made
+
+
+def _check_id(id: Any) -> None:
+    if not isinstance(id, CommunicatorId):
+        raise UsageError(f"a CommunicatorId is needed, not {id!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -70,6 +71,7 @@ def layout(
     Raises:
         UsageError: it does not fit, or starts amid an element.
     """
+    offset = whole(offset)
     if not 0 <= offset <= size or offset % element.bytes:
         raise UsageError(
             f"a tensor of {element.name} starts at a multiple of {element.bytes} from 0 to {size}, "
@@ -77,15 +79,32 @@ def layout(
         )
     if shape is None:
         return ((size - offset) // element.bytes,)
-    sizes = tuple(int(length) for length in shape)
+    try:
+        sizes = tuple(whole(length) for length in shape)
+    except TypeError:
+        raise UsageError(f"a tensor has a sequence of sizes, not {shape!r}") from None
     if len(sizes) > _MAX_DIMENSIONS or min(sizes, default=0) < 0:
         raise UsageError(f"a tensor has up to {_MAX_DIMENSIONS} sizes from 0 on, not {sizes}")
+    if prod(max(length, 1) for length in sizes) >= 1 << 63:  # of an empty one, too: it has strides
+        raise UsageError(f"no tensor has sizes as these: {sizes}")
     if prod(sizes) * element.bytes > size - offset:
         raise UsageError(
             f"a tensor of {element.name} {sizes} takes {prod(sizes) * element.bytes} bytes; from "
             f"{offset} on there are {size - offset}: grow the memory first"
         )
     return sizes
+
+
+def whole(number: Any) -> int:
+    """A number of bytes or elements, as int.
+
+    Raises:
+        UsageError: it is not whole.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageError(f"sizes and offsets are whole numbers, not {number!r}") from None
 
 
 def device_of(library: Library, device: int) -> tuple[int, int]:

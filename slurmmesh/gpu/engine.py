@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 from slurmmesh.errors import CollectiveAborted, CollectiveError, GpuError, GpuForked, UsageError
 from slurmmesh.gpu import live
 from slurmmesh.gpu.blame import Dead, Verdict, Waiting, Witnesses
+from slurmmesh.gpu.buffers import Buffer
 from slurmmesh.gpu.calls import Call, Calls
 from slurmmesh.gpu.failure import failure_of, unsupported
 from slurmmesh.gpu.handle import Ended, Handle, Lane, SlowLane
@@ -34,6 +35,8 @@ NEWS_S = 1.0
 READY, IN_PROGRESS = 0, 7  # enum sm_ccl_state
 _REMOTE = (2, 6)  # ncclSystemError, ncclRemoteError: often another rank's death
 _OF_OTHERS = (0, *_REMOTE, 5)  # ncclInvalidUsage: ranks do not call the same
+_LONGEST_S = 1e9  # a timeout may be an int that is no float
+_MAX_RANKS = 1 << 20
 _PENDING = 256  # operations that are remembered for texts
 
 OnFailure = Literal["abort", "revoke"]
@@ -47,6 +50,7 @@ class Pending:
     operation: Operation
     stream: int
     given: Any  # what the caller named the stream by, which may own it
+    buffers: tuple[Buffer, ...]  # lent to it for as long as it waits, also if that is interrupted
 
 
 class Engine:
@@ -72,7 +76,9 @@ class Engine:
         parent: Engine | None = None,
     ) -> None:
         """All but the library's communicator, which ``_start`` makes."""
-        if not peers.keys() <= set(range(size)):
+        if type(size) is not int or type(rank) is not int or not 0 <= rank < size <= _MAX_RANKS:
+            raise UsageError(f"rank {rank!r} of {size!r}: ranks are 0 to size - 1")
+        if not all(0 <= one < size for one in peers):
             raise UsageError(f"peers are of ranks {sorted(peers)}; ranks are 0 to {size - 1}")
         if on_failure not in ("abort", "revoke"):
             raise UsageError(f"on_failure={on_failure!r}: it is abort or revoke")
@@ -94,7 +100,7 @@ class Engine:
         self._pid = os.getpid()
         self._parent = parent
         self._growth: Any = None
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.RLock()  # of what follows; a signal handler may abort at any point
         self._how: _How = ""
         self._reason = ""
         self._cause: CollectiveError | None = None
@@ -153,7 +159,8 @@ class Engine:
             self._wait_joined()
             operation = Operation(name, self._collectives + collectives, time.time(), peers)
             live.tell(self, operation, "begins")
-            pending = Pending(operation, number, stream)
+            lent = tuple(buffer for call in calls for buffer in call.buffers) if wait else ()
+            pending = Pending(operation, number, stream, lent)
             with self._lock:
                 self._collectives += collectives
                 self._pending.append(pending)
@@ -197,6 +204,9 @@ class Engine:
             raise
         except GpuError as error:
             self._fail(operation, cause=error)
+        except BaseException as error:  # an interrupt: nobody knows what was queued
+            self._abort(f"{type(error).__name__} was raised amid {operation.name}", None)
+            raise
         self._until(lambda: self._settled(operation), operation, deadline)
 
     def _stream_of(self, calls: Sequence[Call], stream: Any) -> int:
@@ -330,10 +340,11 @@ class Engine:
         error = failure_of(
             self, operation, verdict, seconds=seconds, code=code, said=said, cause=cause
         )
-        if self._on_failure == "revoke" and self._joined:
-            self._revoke(str(error), error)
-        else:
-            self._abort(str(error), error)
+        with contextlib.suppress(GpuError):  # what failed first is told
+            if self._on_failure == "revoke" and self._joined:
+                self._revoke(str(error), error)
+            else:
+                self._abort(str(error), error)
         raise error from cause
 
     @contextlib.contextmanager
@@ -382,13 +393,14 @@ class Engine:
                 return
             self._how, self._reason, self._cause = "revoked", reason, cause
         deadline = Deadline(self.timeout)
+        state = IN_PROGRESS
         try:
             with self._handle.using() as comm:
                 self._library.call("sm_ccl_revoke", comm)
-                while self._library.ask("sm_ccl_async_error", comm) == IN_PROGRESS:
-                    if deadline.over:
-                        break
-                    deadline.pause()
+            while state == IN_PROGRESS and not deadline.over:
+                deadline.pause()
+                with self._handle.using() as comm:
+                    state = self._library.ask("sm_ccl_async_error", comm)
         except Ended:
             return
         self._slot.end()
@@ -457,7 +469,7 @@ def seconds_of(timeout: Any) -> float:
     """A timeout, checked."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise UsageError(f"timeout={timeout!r}: it is a number of seconds, more than 0")
-    return float(timeout)
+    return float(min(timeout, _LONGEST_S))
 
 
 def _abandon(handle: Handle, lane: Lane, slot: Slot) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from slurmmesh.errors import GpuError
 from slurmmesh.gpu.library import Library
 
 PATIENCE_S = 1.0
@@ -26,6 +27,8 @@ class Handle:
     then frees it. Calls on a communicator that does not block return at once, so that is a matter
     of microseconds. Those of a library that can only block may hang: then, after ``PATIENCE_S``,
     it is freed all the same. That ends them, and is the one thing the library allows meanwhile.
+    A signal handler that ends it may have come amid a call of its own thread: then that call frees
+    it once it is over.
 
     Attributes:
         pointer: where the library puts the communicator; it may write there until it is ready.
@@ -35,8 +38,9 @@ class Handle:
         self._library = library
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._users = 0
+        self._users: list[int] = []  # threads, once for each call
         self._ended = False
+        self._left_to_users = ""  # how the last of them frees it; empty: it does not
         self._freed = threading.Event()
         self.pointer: Any = library.ffi.new("uint64_t *")
 
@@ -52,16 +56,21 @@ class Handle:
         Raises:
             Ended: it was freed, or is about to be.
         """
+        me = threading.get_ident()
         with self._changed:
-            if self._ended:
-                raise Ended
-            self._users += 1
+            self._users.append(me)
         try:
+            if self._ended:  # asked only now: a signal handler may end it at any point before
+                raise Ended
             yield int(self.pointer[0])
         finally:
             with self._changed:
-                self._users -= 1
+                self._users.remove(me)
+                how = "" if self._users else self._left_to_users
                 self._changed.notify_all()
+            if how:
+                with contextlib.suppress(GpuError):  # nobody asked for it here
+                    self._free_for_good(how)
 
     def make(self, call: Callable[[Any], None]) -> None:
         """Have the library make it; by a call that may take for ever.
@@ -87,19 +96,25 @@ class Handle:
             return  # a forked child; a thread of the parent may hold the lock for ever
         with self._changed:
             first, self._ended = not self._ended, True
+            if threading.get_ident() in self._users:
+                self._left_to_users = how if first else self._left_to_users
+                return
             if first:
-                self._changed.wait_for(lambda: self._users == 0, PATIENCE_S)
-        if not first:
+                self._changed.wait_for(lambda: not self._users, PATIENCE_S)
+        if first:
+            self._free_for_good(how)
+        else:
             self._freed.wait(PATIENCE_S)
-            return
-        try:
-            self._free(how)
-        finally:
-            self._freed.set()
 
     def wait_freed(self) -> None:
         """Once another thread ends it: until that is done, or for a while."""
         self._freed.wait(PATIENCE_S)
+
+    def _free_for_good(self, how: str) -> None:
+        try:
+            self._free(how)
+        finally:
+            self._freed.set()
 
     def _free(self, how: str) -> None:
         with self._changed:  # one of two threads may come first

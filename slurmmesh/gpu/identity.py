@@ -50,7 +50,9 @@ class CommunicatorId:
     @property
     def key(self) -> bytes:
         """16 bytes that tell communicators apart, and do not let anybody join."""
-        return hashlib.sha256(self.name.encode() + b"\0" + self.data).digest()[:16]
+        return hashlib.sha256(
+            self.name.encode(errors="surrogatepass") + b"\0" + self.data
+        ).digest()[:16]
 
 
 def key_of_part(key: bytes, how: str) -> bytes:

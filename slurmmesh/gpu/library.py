@@ -189,6 +189,7 @@ def _load(platform: str) -> Library:
     folders = ":".join(map(str, _folders())).encode()
     if lib.sm_load(_PLATFORMS[platform], *paths, folders, error):
         raise _exception(ffi, lib, error, notes)
+    lib.sm_capsule_start()
     return Library(module)
 
 

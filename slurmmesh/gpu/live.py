@@ -37,7 +37,7 @@ class Operation:
 Moment = Literal["begins", "ends", "fails"]
 Watcher = Callable[["Communicator", Operation, Moment], None]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may abort at any point
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 _watchers: tuple[Watcher, ...] = ()
 _at_exit = False
@@ -102,7 +102,7 @@ def _abort_all() -> None:
 def _forked() -> None:
     """The parent's communicators are none of the child's."""
     global _lock, _live
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _live = weakref.WeakSet()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slurmmesh.errors import UsageError
 from slurmmesh.gpu import progress
@@ -62,6 +63,21 @@ def this_peer(rank: int) -> Peer:
     found = _stat(pid)
     started = found[1] if found else 0
     return Peer(rank, socket.gethostname(), pid, started, _machine(), progress.own_board().fd)
+
+
+def peers_by_rank(peers: Any) -> dict[int, Peer]:
+    """Peers, checked.
+
+    Raises:
+        UsageError: they are none, or two are of one rank.
+    """
+    found: dict[int, Peer] = {}
+    for peer in peers if isinstance(peers, Iterable) else (peers,):
+        if not isinstance(peer, Peer):
+            raise UsageError(f"peers={peers!r}: they are what this_peer(rank) made in each rank")
+        if found.setdefault(peer.rank, peer) != peer:
+            raise UsageError(f"two peers are of one rank: {found[peer.rank]} and {peer}")
+    return found
 
 
 @functools.lru_cache(maxsize=1)

@@ -101,7 +101,7 @@ class Board:
 
 
 _own: Board | None = None
-_making = threading.Lock()
+_making = threading.RLock()  # a signal handler may make one, too
 
 
 def own_board() -> Board:
@@ -115,7 +115,7 @@ def own_board() -> Board:
 
 def _forked() -> None:
     global _making
-    _making = threading.Lock()  # a thread of the parent may have held it
+    _making = threading.RLock()  # a thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from slurmmesh.gpu.calls import Call
 from slurmmesh.gpu.failure import unsupported
 from slurmmesh.gpu.identity import BYTES, CommunicatorId, key_of_part
 from slurmmesh.gpu.memory import DeviceMemory
-from slurmmesh.gpu.peers import Peer
+from slurmmesh.gpu.peers import Peer, peers_by_rank
 from slurmmesh.gpu.waiting import Deadline
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def split(parent: Communicator, color: int | None, key: int | None) -> Communica
     if type(key) is not int or not -(1 << 31) <= key < 1 << 31:
         raise UsageError(f"key={key!r}: it is a number of 32 bits")
     unsupported(parent._library, "ccl_split")
-    with parent._turn("split", Deadline(parent.timeout)):
+    with parent._turn("split", Deadline(parent.timeout)), _ended_if_amid(parent, "split"):
         pairs = _gather(parent, color, key)
         members = [rank for rank, (its_color, _) in enumerate(pairs) if its_color == color]
         members.sort(key=lambda rank: (pairs[rank][1], rank))
@@ -72,7 +73,7 @@ def shrink(parent: Communicator, without: Iterable[int]) -> Communicator:
             )
 
     members = [rank for rank in range(parent.size) if rank not in left_out]
-    with parent._issuing:
+    with parent._issuing, _ended_if_amid(parent, "shrink"):
         made = _part(parent, f"shrink {left_out}", members, make)
     if failed:
         parent.abort("it was revoked, and shrunk")
@@ -95,6 +96,8 @@ def grow(
 ) -> Communicator:
     """See ``Communicator.grow``."""
     unsupported(parent._library, "ccl_grow")
+    if not isinstance(id, CommunicatorId):
+        raise UsageError(f"a CommunicatorId is needed, not {id!r}")
     if type(size) is not int or size <= parent.size:
         raise UsageError(f"size={size!r}: it is {parent.size} already")
     data = id.data if id == parent._growth else parent._library.ffi.NULL
@@ -103,8 +106,8 @@ def grow(
         with parent._using("grow") as comm:
             parent._library.call("sm_ccl_grow", comm, size, data, -1, parent.device, pointer)
 
-    with parent._turn("grow", Deadline(parent.timeout)):
-        everybody = {**parent.peers, **{peer.rank: peer for peer in peers}}
+    with parent._turn("grow", Deadline(parent.timeout)), _ended_if_amid(parent, "grow"):
+        everybody = {**parent.peers, **peers_by_rank(peers)}
         return _made(parent, id.name, id.key, parent.rank, size, everybody, parent.dead, make)
 
 
@@ -146,14 +149,32 @@ def _made(
         on_failure=parent._on_failure,
         parent=parent,
     )
-    made._start(make)
-    made.wait()
+    with _ended_if_amid(made, "init"):
+        made._start(make)
+        made.wait()
     return made
+
+
+@contextlib.contextmanager
+def _ended_if_amid(communicator: Communicator, name: str) -> Iterator[None]:
+    """Whatever is raised amid it, as by a signal handler, leaves ranks in different places and the
+    library at work: it ends the communicator."""
+    try:
+        yield
+    except UsageError:
+        raise  # before anything was begun
+    except BaseException as error:
+        if not communicator._how:
+            communicator.abort(f"{type(error).__name__} was raised amid {name}")
+        raise
 
 
 def _gather(parent: Communicator, color: int, key: int) -> list[tuple[int, int]]:
     """Color and key of all ranks."""
-    with DeviceMemory.reserve(_PAIR.size * (parent.size + 1), device=parent.device) as memory:
+    with (
+        DeviceMemory.reserve(_PAIR.size * (parent.size + 1), device=parent.device) as memory,
+        _ended_if_amid(parent, "split"),  # only then can the memory be freed
+    ):
         memory.write(_PAIR.pack(color, key))
         to = memory.address + _PAIR.size
         arguments = (memory.address, to, 2, _INT64)

@@ -14,7 +14,7 @@ import struct
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from slurmmesh.errors import FrameError, LinkClosed, UsageError
 
@@ -103,6 +103,9 @@ class ExportedMemory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("descriptors do not travel by pickle, and have one owner: send() it")
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""

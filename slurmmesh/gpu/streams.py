@@ -66,7 +66,7 @@ def number_of(stream: Any) -> int:
     """
     if isinstance(stream, Stream):
         return stream.number
-    if type(stream) is int and stream >= 0:
+    if type(stream) is int and 0 <= stream < 1 << 64:
         return stream
     number = getattr(stream, "cuda_stream", None)  # torch, also over ROCm
     if type(number) is int:

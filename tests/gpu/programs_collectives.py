@@ -176,11 +176,22 @@ def refused() -> None:
         (lambda: comm.all_reduce(Interface(data=(1 << 20, True))), "read-only"),
         (lambda: comm.all_reduce(Interface(strides=(8,))), "not contiguous"),
         (lambda: comm.all_reduce(Interface(data=None)), "not valid"),
+        (lambda: comm.all_reduce(Interface(data=(1,))), "not valid"),
+        (lambda: comm.all_reduce(Interface(shape=(-4,))), "not valid"),
+        (lambda: comm.all_reduce(Interface(strides=4)), "not valid"),
+        (lambda: comm.all_reduce(Interface(stream="fast")), "'fast' is no stream"),
+        (lambda: comm.all_reduce(Interface(data=(0, False))), "has no memory"),
+        (lambda: comm.all_reduce(Interface(data=(1 << 65, False))), "has no memory"),
+        (lambda: comm.all_reduce(torch.ones(4, device="meta")), "has no memory"),
+        (lambda: comm.all_reduce(four, stream=1 << 64), "is no stream"),
         (lambda: comm.split(-2), "color=-2"),
         (lambda: comm.shrink([0]), "to be left out"),
         (lambda: comm.shrink([1]), "ranks 0 to 0"),
         (lambda: Communicator(CommunicatorId.new(), 1, 1), "rank 1 of 1"),
         (lambda: Communicator(CommunicatorId.new(), 0, 1, device=9), "no device 9"),
+        (lambda: Communicator(CommunicatorId.new(), 0, 1 << 40), "rank 0 of"),
+        (lambda: Communicator(CommunicatorId.new(), 0, 1, peers=[0]), "this_peer"),  # type: ignore[list-item]
+        (lambda: Communicator(CommunicatorId.new(), 0, 1, peers=None), "this_peer"),  # type: ignore[arg-type]
         (lambda: Communicator(b"id", 0, 1), "CommunicatorId is needed"),  # type: ignore[arg-type]
         (lambda: CommunicatorId("x", b"short"), "128 bytes"),
         (lambda: pickle.dumps(comm), "by pickle"),

@@ -16,6 +16,7 @@ import pytest
 
 from tests.gpu import programs_collectives as programs
 from tests.gpu import programs_failures as failures
+from tests.gpu import programs_interrupts as interrupts
 from tests.gpu.running import Gpu, Started
 
 GpuOf = Callable[..., Gpu]
@@ -195,6 +196,25 @@ def test_the_interpreter_ends_while_operations_wait(rocm: Gpu, tmp_path: Path) -
         assert ranks[0].end()[0] == 0
         (tmp_path / "gone--1").write_bytes(pickle.dumps(None))
         assert ranks[1].end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        interrupts.aborted,
+        interrupts.interrupted,
+        interrupts.others_go_on,
+    ],
+)
+@pytest.mark.parametrize("flavour", ["plain", pytest.param("asan", marks=pytest.mark.slow)])
+def test_signals_amid_things(
+    emulator: GpuOf, tmp_path: Path, program: Callable[..., None], flavour: Any
+) -> None:
+    run(emulator(flavour=flavour), tmp_path, program, 2)
+
+
+def test_a_new_rank_that_nobody_expects_gives_up_in_time(rocm: Gpu) -> None:
+    rocm.run(interrupts.lonely)
 
 
 @pytest.mark.slow
