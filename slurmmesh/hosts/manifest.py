@@ -80,7 +80,9 @@ def check_manifest(manifest: Manifest) -> None:
     folders = {""}
     seen: set[str] = set()
     for entry in manifest:
-        parent, _, name = entry.path.rpartition("/")
+        parent, slash, name = entry.path.rpartition("/")
+        if slash and not parent:
+            raise WorkspaceError(f"{entry.path!r} is not inside of a folder")
         if name in ("", ".", "..") or "\0" in entry.path or entry.path in seen:
             raise WorkspaceError(f"no file can be written as {entry.path!r}")
         if parent not in folders:  # and so no part of it is a link, or leads out

@@ -59,6 +59,8 @@ def test_a_sound_list_passes():
         (file("a"), file("a")),
         (Entry("a", "folder"), Entry("a", "folder")),
         (file("a\0b"),),
+        (file("/a"),),
+        (Entry("/a", "folder"), file("/a/b")),
         (Entry("a", "link", target="../../etc"),),
         (Entry("a", "link", target="x/../.."),),
         (Entry("a", "link"),),
