@@ -10,9 +10,8 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from slurmmesh.actors.supervising import MeshFailure
 from slurmmesh.errors import (
     EXIT_INTERRUPTED,
     EXIT_PROGRAM_FAILED,
@@ -22,7 +21,9 @@ from slurmmesh.errors import (
     SubmitError,
     UsageError,
 )
-from slurmmesh.wire.reactor import say
+
+if TYPE_CHECKING:
+    from slurmmesh.actors.supervising import MeshFailure
 
 LATEST_S = 30.0
 """How long the end of a program at a fault may take, in seconds."""
@@ -60,6 +61,8 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     = function``; that runs in a thread of its own. If it returns, the matter is dealt with; if it
     raises, the program ends all the same, by ``sys.exit(code)`` with that code.
     """
+    from slurmmesh.wire.reactor import say  # here: the start of a program need not wait for it
+
     say(f"slurmmesh: nobody dealt with this: {failure.report()}")
     end_program(EXIT_PROGRAM_FAILED)
 

@@ -17,7 +17,6 @@ from slurmmesh.folders import make_local_folder
 from slurmmesh.hosts.endings import explain_errors
 from slurmmesh.hosts.local import LocalHost, start_local_hosts
 from slurmmesh.record import this_process, write_record
-from slurmmesh.wire.reactor import say
 
 if TYPE_CHECKING:
     from slurmmesh.hosts.controller import Controller
@@ -211,8 +210,9 @@ def job_or_local(nodes: int = 1) -> Job:
             raise SetupError(f"a job folder cannot be made in {root}: {error}") from error
         with contextlib.suppress(OSError):  # without it the job only looks unknown to others
             write_record(folder, {"job_id": job_id, "nodes": nodes, **_of_this_program()})
-        say(f"slurmmesh: local job {job_id}, logs in {folder}")
-        return _adopt(lambda: Job(job_id, "local", folder, nodes))
+        job = _adopt(lambda: Job(job_id, "local", folder, nodes))
+        _say(f"slurmmesh: local job {job_id}, logs in {folder}")
+        return job
 
 
 def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
@@ -229,14 +229,20 @@ def local_hosts(nodes: int, folder: Path | str | None = None) -> HostMesh:
     if nodes < 1:
         raise UsageError(f"at least one host is needed, not {nodes}")
     where = Path(folder).absolute() if folder else None
-    if where is not None:
-        say(f"slurmmesh: logs in {where}")
     job = Job(f"local-{os.getpid()}", "local", where, nodes)
+    if where is not None:
+        _say(f"slurmmesh: logs in {where}")
     try:
         return job.hosts
     except BaseException:
         job.close()
         raise
+
+
+def _say(text: str) -> None:
+    from slurmmesh.wire.reactor import say  # here: the agents start before all that is imported
+
+    say(text)
 
 
 def _of_this_program() -> dict[str, Any]:
