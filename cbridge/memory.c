@@ -9,7 +9,13 @@ static int refuse_old(enum sm_symbol_id symbol, sm_error *error)
     if (sm_loaded_platform() != SM_PLATFORM_ROCM) {
         return 0;
     }
-    const int version = sm_hip_version();
+    int version = sm_hip_version();
+    if (version == 0) { /* it does not tell: the error says why */
+        const int code = sm_runtime_version(&version, error);
+        if (code != 0) {
+            return code;
+        }
+    }
     if (version >= SM_HIP_5_7) {
         return 0;
     }
@@ -93,11 +99,13 @@ int sm_memory_create(int device, size_t size, int rdma, uint64_t *handle, sm_err
     int code = sm_guard_enter(device, &guard, error);
     if (code == 0) {
         uint64_t found = 0;
-        code = SM_CALL(error, memory_create, (&found, size, &wanted, 0));
+        code = SM_FUNCTION(memory_create)(&found, size, &wanted, 0);
         if (code == SM_GPU_NOT_SUPPORTED) { /* as HIP 5.7 answers, which cannot export any */
+            (void)sm_answer(SM_S_memory_create, code, NULL);
             wanted.handles = 0;
-            code = SM_CALL(error, memory_create, (&found, size, &wanted, 0));
+            code = SM_FUNCTION(memory_create)(&found, size, &wanted, 0);
         }
+        code = sm_answer(SM_S_memory_create, code, error);
         sm_guard_leave(&guard);
         if (code == 0) {
             *handle = found;
@@ -220,14 +228,17 @@ int sm_memory_dmabuf_fd(uint64_t address, size_t size, int *fd, uint64_t *offset
     int found = -1;
     uint64_t before = 0;
     int code = SM_GPU_NOT_SUPPORTED;
+    sm_error first = {0}; /* what HSA may make good */
     /* HSA knows it from before HIP did; there may be neither, then HIP's is the one to miss. */
     const bool by_hsa = sm_is_loaded() && sm_function_of(SM_S_hsa_export_dmabuf) != NULL;
     if (!by_hsa || sm_function_of(SM_S_memory_range_handle) != NULL) {
-        code = dmabuf_of_library(address, size, &found, &before, error);
+        code = dmabuf_of_library(address, size, &found, &before, &first);
     }
     if (by_hsa && code == SM_GPU_NOT_SUPPORTED) {
         SM_REQUIRE(hsa_export_dmabuf, error);
         code = SM_CALL(error, hsa_export_dmabuf, (address, size, &found, &before));
+    } else if (code != 0 && error != NULL) {
+        *error = first;
     }
     if (code == 0) {
         close_on_exec(found);
@@ -323,24 +334,23 @@ int sm_memory_fill(int device, uint64_t address, int value, size_t size, sm_erro
 
 /* ------------------------------------------------------------------ pointers */
 
-/* One attribute of a pointer; false where the library does not know it. */
-static bool pointer_attribute(int attribute, uint64_t address, int *value)
+/* One attribute of a pointer; `otherwise` where the library does not know the pointer. */
+static int pointer_attribute(int attribute, uint64_t address, int otherwise, int *value,
+                             sm_error *error)
 {
-    *value = 0;
-    const int code = SM_FUNCTION(pointer_attribute)(value, attribute, address);
-    return sm_answer(SM_S_pointer_attribute, code, NULL) == 0;
+    int found = 0;
+    const int code = SM_FUNCTION(pointer_attribute)(&found, attribute, address);
+    const bool unknown = code == SM_GPU_INVALID_VALUE;
+    *value = unknown ? otherwise : found;
+    const int answer = sm_answer(SM_S_pointer_attribute, code, unknown ? NULL : error);
+    return unknown ? 0 : answer;
 }
 
-static enum sm_pointer kind_of(uint64_t address)
+/* Of a memory type as the library counts them; -1: it does not know the pointer. */
+static enum sm_pointer kind_of(int type)
 {
-    int type = 0;
-    int managed = 0;
-    if (!pointer_attribute(SM_POINTER_ATTRIBUTE_MEMORY_TYPE, address, &type)) {
+    if (type < 0) {
         return SM_POINTER_UNKNOWN;
-    }
-    if (pointer_attribute(SM_POINTER_ATTRIBUTE_IS_MANAGED, address, &managed) &&
-        (managed & 1) != 0) {
-        return SM_POINTER_MANAGED;
     }
     /* Host 1 and device 2; HIP before 6.0 counts from 0. */
     if (sm_loaded_platform() == SM_PLATFORM_ROCM && sm_hip_version() < SM_HIP_6_0) {
@@ -362,12 +372,20 @@ static enum sm_pointer kind_of(uint64_t address)
 int sm_pointer_kind(uint64_t address, int *kind, int *device, sm_error *error)
 {
     SM_REQUIRE(pointer_attribute, error);
-    const enum sm_pointer found = kind_of(address);
+    int type = -1;
+    int managed = 0;
     int place = -1;
-    if (found == SM_POINTER_DEVICE || found == SM_POINTER_MANAGED) {
-        (void)pointer_attribute(SM_POINTER_ATTRIBUTE_DEVICE, address, &place);
+    int code = pointer_attribute(SM_POINTER_ATTRIBUTE_MEMORY_TYPE, address, -1, &type, error);
+    if (code == 0 && type >= 0) {
+        code = pointer_attribute(SM_POINTER_ATTRIBUTE_IS_MANAGED, address, 0, &managed, error);
     }
-    *kind = (int)found;
-    *device = place;
-    return 0;
+    const enum sm_pointer found = (managed & 1) != 0 ? SM_POINTER_MANAGED : kind_of(type);
+    if (code == 0 && (found == SM_POINTER_DEVICE || found == SM_POINTER_MANAGED)) {
+        code = pointer_attribute(SM_POINTER_ATTRIBUTE_DEVICE, address, -1, &place, error);
+    }
+    if (code == 0) {
+        *kind = (int)found;
+        *device = place;
+    }
+    return code;
 }

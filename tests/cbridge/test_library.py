@@ -259,6 +259,59 @@ answer["last"] = hip.hipGetLastError() if library.platform == "rocm" else 0
     assert found == {"failed": 1, "last": 0}
 
 
+WELL = """
+import ctypes
+ffi, lib = library.ffi, library.lib
+error = ffi.new("sm_error *", {"text": b"mine"})
+handle, fd, offset = ffi.new("uint64_t *"), ffi.new("int *"), ffi.new("uint64_t *")
+answer["created"] = lib.sm_memory_create(0, 1 << 21, 0, handle, error)
+hip, address = ctypes.CDLL(library.path("gpu")), ctypes.c_uint64()
+assert hip.hipMalloc(ctypes.byref(address), ctypes.c_size_t(1 << 21)) == 0
+answer["shared"] = lib.sm_memory_dmabuf_fd(address.value, 4096, fd, offset, error)
+answer["said"] = ffi.string(error.text).decode()
+"""
+
+
+def test_what_goes_well_at_the_second_attempt_leaves_the_error_alone(
+    ask: Ask, emulator: Emulator
+) -> None:
+    """HIP 5.7 makes only memory that cannot be exported; without dma-bufs of HIP's, HSA has them."""
+    settings = {"SLURMMESH_EMULATOR_HIP_VERSION": "5.7", "SLURMMESH_EMULATOR_DMABUF": "0"}
+    rocm = {"SLURMMESH_GPU_PLATFORM": "rocm", "LD_LIBRARY_PATH": str(emulator("plain"))}
+    assert ask(WELL, **settings, **rocm) == {"created": 0, "shared": 0, "said": "mine"}
+
+
+def test_only_a_pointer_that_is_unknown_is_unknown(ask: Ask, emulator: Emulator) -> None:
+    rocm = {"SLURMMESH_GPU_PLATFORM": "rocm", "LD_LIBRARY_PATH": str(emulator("plain"))}
+    code = """
+kind = library.ffi.new("int *", 7)
+answer["device"] = library.ask("sm_pointer_kind", int(library.ffi.cast("uintptr_t", kind)), kind)
+answer["kind"] = kind[0]
+"""
+    assert ask(code, **rocm) == {"device": -1, "kind": 0}
+    failed = ask(code, SLURMMESH_EMULATOR_DEVICES="0", **rocm)
+    assert (failed["symbol"], failed["code"]) == ("hipPointerGetAttribute", 100)
+
+
+SILENT_HIP = (
+    "int hipGetDeviceCount(int *n) { return *n = 0; } int hipMemRelease(void) { return 0; }"
+)
+FAILING = "int hipRuntimeGetVersion(int *version) { (void)version; return 3; }"
+
+
+@pytest.mark.parametrize(("more", "kind"), [("", "GpuUnsupported"), (FAILING, "GpuError")])
+def test_a_hip_that_does_not_tell_its_version(
+    ask: Ask, tmp_path: Path, more: str, kind: str
+) -> None:
+    source, path = tmp_path / "hip.c", tmp_path / "libamdhip64.so"
+    source.write_text(SILENT_HIP + more)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+    named = {"SLURMMESH_GPU_PLATFORM": "rocm", "SLURMMESH_GPU_LIBRARY": str(path)}
+    found = ask("library.call('sm_memory_release', 1)", **named)
+    assert (found["error"], found["symbol"]) == (kind, "hipRuntimeGetVersion")
+    assert "0.0" not in found["told"]
+
+
 # ------------------------------------------------------------------ forks and threads
 
 FORK = """
