@@ -145,7 +145,7 @@ EMU_EXPORT int EMU_NAME(hipMemGetHandleForAddressRange, cuMemGetHandleForAddress
     int status = begin();
     if (!status && !emu_setting("DMABUF", 1))
         status = EMU_NOT_SUPPORTED;
-    if (!status && (type != 1 || flags > 1))
+    if (!status && (type != 1 || flags > EMU_NAME(0, 1)))
         status = EMU_INVALID_VALUE;
     /* HIP's are of whole allocations, and it does not tell where in them the range is. */
     uint64_t *offset = EMU_NAME(&(uint64_t){0}, NULL);
