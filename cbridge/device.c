@@ -159,19 +159,27 @@ int sm_device_name(int device, char *text, size_t size, sm_error *error)
 }
 
 /* AMD's are 16 characters that are the number in hexadecimal; NVIDIA's are 16 bytes. */
-static void uuid_text(const struct sm_uuid *uuid, char text[64])
+static void uuid_text(const char *prefix, const struct sm_uuid *uuid, char text[64])
 {
     bool is_text = true;
     for (size_t i = 0; i < sizeof uuid->bytes; i++) {
         is_text = is_text && isxdigit(uuid->bytes[i]) != 0;
     }
-    size_t used = (size_t)snprintf(text, 64, "GPU-");
+    size_t used = (size_t)snprintf(text, 64, "%s-", prefix);
     for (size_t i = 0; i < sizeof uuid->bytes; i++) {
         const bool dash = !is_text && (i == 4 || i == 6 || i == 8 || i == 10);
         const char *format = is_text ? "%s%c" : "%s%02x";
         used += (size_t)snprintf(text + used, 64 - used, format, dash ? "-" : "",
                                  (unsigned)uuid->bytes[i]);
     }
+}
+
+/* A part of an NVIDIA GPU, which only its name tells: NVIDIA A100-SXM4-40GB MIG 1g.5gb */
+static bool is_mig(int device)
+{
+    char name[256] = "";
+    return !is_rocm() && sm_device_name(device, name, sizeof name, NULL) == 0 &&
+           strstr(name, " MIG ") != NULL;
 }
 
 int sm_device_uuid(int device, char *text, size_t size, sm_error *error)
@@ -181,7 +189,7 @@ int sm_device_uuid(int device, char *text, size_t size, sm_error *error)
     const int code = SM_CALL(error, device_uuid, (&uuid, device));
     if (code == 0) {
         char found[64];
-        uuid_text(&uuid, found);
+        uuid_text(is_mig(device) ? "MIG" : "GPU", &uuid, found);
         sm_copy_text(text, size, found);
     }
     return code;

@@ -17,7 +17,7 @@ class Device:
 
     Attributes:
         index: among those that this process sees, from 0.
-        uuid: ``GPU-…``, as the visibility masks take it; the same in every process.
+        uuid: ``GPU-…`` or ``MIG-…``, as the visibility masks take it; the same in every process.
         pci_address: domain:bus:device.function.
         memory_bytes: all that it has, used or not.
         vmm: whether memory can be reserved and mapped on it (``DeviceMemory``).
@@ -70,13 +70,16 @@ def device_with(uuid: str) -> Device:
     """The device with this uuid.
 
     Raises:
-        UsageError: this process does not see it.
+        UsageError: this process does not see it, or several with this uuid (partitions of one GPU).
     """
-    for one in devices():
-        if one.uuid == uuid:
-            return one
-    seen = ", ".join(one.uuid for one in devices())
-    raise UsageError(f"this process does not see the device {uuid}, only {seen}")
+    found = [one for one in devices() if one.uuid == uuid]
+    if len(found) > 1:
+        indexes = ", ".join(str(one.index) for one in found)
+        raise UsageError(f"devices {indexes} are all {uuid}: say which, by its index (device=...)")
+    if not found:
+        seen = ", ".join(one.uuid for one in devices())
+        raise UsageError(f"this process does not see the device {uuid}, only {seen}")
+    return found[0]
 
 
 def _count(library: Library) -> int:

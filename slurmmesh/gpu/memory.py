@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from slurmmesh.errors import (
     DeviceOutOfMemory,
     GpuError,
     GpuForked,
+    GpuUnsupported,
     MissingDependencyError,
     UsageError,
 )
@@ -24,6 +26,7 @@ from slurmmesh.gpu.ranges import Extent, Range
 from slurmmesh.gpu.sharing import ExportedMemory, MemoryDescription
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_FEW_FILES = 16  # that ROCm may want for one call
 _MOST = 1 << 62
 
 
@@ -251,9 +254,11 @@ class DeviceMemory:
                 exported.send(connection)
 
         Raises:
+            GpuUnsupported: imported memory on ROCm.
             GpuError: the library refused; OSError: too many descriptors. None is left open.
         """
         with self._usable(), self._told("memory could not be exported"):
+            self._check_exportable()
             fds = self._range.export()
             description = MemoryDescription(
                 platform=self._library.platform,
@@ -268,7 +273,7 @@ class DeviceMemory:
 
         Raises:
             UsageError: the range is not within one extent (``extents``).
-            GpuUnsupported: the library has no function for it.
+            GpuUnsupported: the library has no function for it; imported memory on ROCm.
             GpuError: the device or the kernel cannot do it.
         """
         with self._usable():
@@ -278,6 +283,7 @@ class DeviceMemory:
                 if self._library.platform == "rocm":
                     # What ROCm exports are dma-bufs, of whole extents. By address HSA has none of
                     # mapped memory.
+                    self._check_exportable()
                     fd = self._range.export_one(number)
                     return DmaBuf(fd, offset - self.extents[number].offset, size)
                 start = address // _PAGE * _PAGE
@@ -416,6 +422,13 @@ class DeviceMemory:
             raise UsageError(f"{length} bytes from {offset} on are not within {self.size}")
         return self.address + offset, length
 
+    def _check_exportable(self) -> None:
+        if self.imported and self._library.platform == "rocm":
+            raise GpuUnsupported(  # versions of it crash
+                "ROCm cannot export memory that was imported: export it where it was made",
+                library=self._library.path("gpu"),
+            )
+
     def _extent_around(self, offset: int, size: int) -> int:
         """The number of the extent that a range of it is in."""
         end = offset + size
@@ -459,8 +472,22 @@ class DeviceMemory:
             advice = ""
             if isinstance(error, DeviceOutOfMemory):
                 advice = f". It has {of.memory_bytes} bytes in all: free some, or ask for less"
+                if self._library.platform == "rocm" and _files_are_short():
+                    advice += (
+                        ". Or it was the limit of open files (ulimit -n), which this process is "
+                        "close to: ROCm opens one for each extent"
+                    )
             error.args = (f"device {of.index} ({of.name}): {what}: {error}{advice}",)
             raise
+
+
+def _files_are_short() -> bool:
+    """Whether this process is close to its limit of open files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        return len(os.listdir("/proc/self/fd")) + _FEW_FILES > limit != resource.RLIM_INFINITY
+    except OSError:  # not even the folder can be opened
+        return True
 
 
 def _check_size(size: Any) -> int:

@@ -19,10 +19,11 @@ static int visible[EMU_MAX_DEVICES]; /* The number of each device without masks.
 static size_t used[EMU_MAX_DEVICES];
 static _Thread_local int current;
 
-/** The digits that name a device for good: "e0e0e0e000000003". */
+/** The digits that name a device for good: "e0e0e0e000000003". Partitions of one have the same. */
 static void serial_number(int physical, char text[17])
 {
-    snprintf(text, 17, "e0e0e0e0%08x", (unsigned)physical);
+    unsigned whole = (unsigned)physical / (unsigned)emu_setting("PARTITIONS", 1);
+    snprintf(text, 17, "e0e0e0e0%08x", whole);
 }
 
 /** The place in the list of the device that a mask's entry means, or -1. */
@@ -118,7 +119,9 @@ int emu_device_name(int device, char *name, int length)
         return EMU_INVALID_VALUE;
     if (!emu_device_valid(device))
         return EMU_INVALID_DEVICE;
-    snprintf(name, (size_t)length, "slurmmesh EMULATOR (no GPU) %d", visible[device]);
+    bool mig = EMU_NAME(false, true) && emu_setting("MIG", 0);
+    snprintf(name, (size_t)length, "slurmmesh EMULATOR (no GPU) %d%s", visible[device],
+             mig ? " MIG 1g.5gb" : "");
     return EMU_OK;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -152,6 +153,17 @@ def two_devices() -> None:
                 assert other.read(4, 2 * UNIT) == b"seen"
 
 
+@leaves_nothing
+def partitions() -> None:
+    """Two devices with one uuid: which is meant must be said."""
+    first, second = gpu.devices()
+    assert first.uuid == second.uuid
+    with DeviceMemory.reserve(UNIT, device=1) as memory, memory.export() as exported:
+        with pytest.raises(UsageError, match=f"devices 0, 1 are all {first.uuid}"):
+            DeviceMemory.import_(exported)
+        DeviceMemory.import_(exported, device=1).free()
+
+
 def _device_of(address: int) -> int:
     library = load()
     kind = library.ffi.new("int *")
@@ -268,6 +280,45 @@ def exported_again() -> None:
         others = [os.dup(0) for _ in range(8)]  # of the numbers that were closed
     for fd in others:
         os.close(fd)  # it fails if the library has done so
+
+
+@leaves_nothing
+def imported_exports() -> None:
+    with (
+        DeviceMemory.reserve(UNIT) as memory,
+        memory.export() as exported,
+        DeviceMemory.import_(exported) as other,
+    ):
+        if gpu.platform().name == "rocm":
+            for use in (other.export, other.dmabuf):
+                with pytest.raises(GpuUnsupported, match="export it where it was made"):
+                    use()
+        else:
+            with other.export() as again, DeviceMemory.import_(again) as third:
+                third.write(b"third")
+                assert memory.read(5) == b"third"
+
+
+@leaves_nothing
+def no_more_files() -> str:
+    """ROCm says out of memory where it finds no descriptor for an extent."""
+    memory = DeviceMemory.reserve(UNIT, capacity=2 * UNIT)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    files = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(os.dup(0))
+        with pytest.raises(DeviceOutOfMemory) as raised:
+            memory.grow(2 * UNIT)
+    finally:
+        for fd in files:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert memory.grow(2 * UNIT) == 2 * UNIT
+    memory.free()
+    return str(raised.value)
 
 
 # ------------------------------------------------------------------ two processes

@@ -24,6 +24,7 @@ EVERYWHERE = [
     programs_shared.threads,
     programs_shared.refused_exports,
     programs_shared.exported_again,
+    programs_shared.imported_exports,
 ]
 
 
@@ -60,13 +61,22 @@ def test_out_of_memory_names_device_and_size(emulator: Callable[..., Gpu]) -> No
         assert f"{5 * UNIT} bytes could not be added to 0" in reserving
         assert f"{4 * UNIT} bytes could not be added to {UNIT}" in growing
         for said in (reserving, growing):
+            assert "ulimit" not in said
             assert said.startswith("device 0 (slurmmesh EMULATOR")
             assert f"has {4 * UNIT} bytes in all: free some, or ask for less" in said
+
+
+def test_out_of_memory_may_be_out_of_files(emulator: Callable[..., Gpu]) -> None:
+    assert "ulimit -n" in emulator("rocm-7.1").run(programs_shared.no_more_files)
 
 
 @pytest.mark.parametrize("name", ["rocm-7.1", "rocm-6.4", "cuda"])
 def test_other_devices(emulator: Callable[..., Gpu], name: str) -> None:
     emulator(name).run(programs_shared.two_devices, devices=2)
+
+
+def test_partitions_of_a_device(emulator: Callable[..., Gpu]) -> None:
+    emulator("rocm-7.1").run(programs_shared.partitions, devices=2, partitions=2)
 
 
 def test_nics_get_dmabufs(gpu: Gpu) -> None:

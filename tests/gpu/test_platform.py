@@ -38,6 +38,11 @@ def test_devices(emulator: Callable[..., Gpu]) -> None:
             assert (memory, vmm) == (1 << 30, True)
 
 
+def test_mig_instances(emulator: Callable[..., Gpu]) -> None:
+    ((_, uuid, *_),) = emulator("cuda").run(programs.tell_devices, mig=1)
+    assert uuid.startswith("MIG-")
+
+
 @pytest.mark.requires_cuda
 def test_a_real_gpu(real_cuda: Gpu) -> None:
     told = real_cuda.run(programs.tell_platform)
