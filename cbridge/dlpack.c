@@ -58,6 +58,12 @@ static void delete_tensor(dl_managed_tensor *self)
     free(self);
 }
 
+/* At least 1, for strides: those of an empty tensor are as if it was not. */
+static int64_t at_least_one(int64_t size)
+{
+    return size > 0 ? size : 1;
+}
+
 int sm_dlpack_new(sm_owner *owner, uint64_t address, int dlpack_device, int device, int type,
                   int bits, int dimensions, const int64_t *shape, void **tensor, sm_error *error)
 {
@@ -66,6 +72,14 @@ int sm_dlpack_new(sm_owner *owner, uint64_t address, int dlpack_device, int devi
                        MAX_DIMENSIONS, dimensions);
     }
     const size_t count = (size_t)dimensions;
+    bool empty = false;
+    int64_t elements = 1;
+    for (size_t i = 0; i < count; i++) {
+        if (shape[i] < 0 || __builtin_mul_overflow(elements, at_least_one(shape[i]), &elements)) {
+            return sm_fail(error, SM_E_ARGUMENT, "", "", "no tensor has sizes as these");
+        }
+        empty = empty || shape[i] == 0;
+    }
     block *made = calloc(1, sizeof *made + 2 * count * sizeof made->sizes[0]);
     if (made == NULL) {
         return sm_fail(error, SM_E_NO_MEMORY, "", "", "no host memory for a tensor");
@@ -75,12 +89,13 @@ int sm_dlpack_new(sm_owner *owner, uint64_t address, int dlpack_device, int devi
     for (size_t i = count; i-- > 0;) {
         made->sizes[i] = shape[i];
         strides[i] = stride;
-        stride *= shape[i];
+        stride *= at_least_one(shape[i]);
     }
     made->managed = (dl_managed_tensor){
         .tensor =
             {
-                .data = (void *)(uintptr_t)address, /* NOLINT(performance-no-int-to-ptr) */
+                /* NOLINTNEXTLINE(performance-no-int-to-ptr) */
+                .data = empty ? NULL : (void *)(uintptr_t)address,
                 .device = {dlpack_device, device},
                 .dimensions = dimensions,
                 .element = {(uint8_t)type, (uint8_t)bits, 1},

@@ -89,6 +89,13 @@ static void memory(int value)
     FINE(sm_dlpack_new(owner, address, SM_DLPACK_CPU, 0, SM_DLPACK_FLOAT, 32, 2, shape, &tensor,
                        &error));
     CHECK(sm_owner_holders(owner) == 2);
+    const int64_t impossible[][3] = {{0, INT64_C(1) << 62, 8}, {INT64_C(1) << 62, 8, 0}, {1, -1, 1}};
+    for (size_t i = 0; i < 3; i++) {
+        void *none = NULL;
+        CHECK(sm_dlpack_new(owner, address, SM_DLPACK_CPU, 0, SM_DLPACK_INT, 8, 3, impossible[i],
+                            &none, &error) == SM_E_ARGUMENT);
+    }
+    CHECK(sm_owner_holders(owner) == 2);
     FINE(sm_owner_drop(owner, &error));
     sm_dlpack_delete(tensor);
 }
