@@ -11,6 +11,7 @@ one process know nothing of each other's memory.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import os
@@ -44,6 +45,8 @@ CCL_LIBRARY = "SLURMMESH_CCL_LIBRARY"
 _PLATFORMS = {"rocm": 1, "cuda": 2, "auto": 3}
 _KINDS: tuple[Kind, ...] = ("gpu", "runtime", "ccl", "hsa")
 _NAMES = {number: name for name, number in _PLATFORMS.items()}
+
+_AMD_DEVICE, _NVIDIA_DEVICE = Path("/dev/kfd"), Path("/dev/nvidiactl")
 
 # Codes that HIP and CUDA share.
 _OUT_OF_MEMORY = 2
@@ -157,19 +160,30 @@ class Library:
 
 
 _loaded: Library | None = None
+_absent: tuple[tuple[str | None, ...], GpuUnavailable] | None = None  # with which variables
 
 
 def load() -> Library:
     """The GPU library of this process, found at the first call.
 
+    Where there is none it is looked for again only when the variables have changed.
+
     Raises:
         GpuUnavailable: there is none; ``searched`` tells where it was looked for.
         ConfigError: a variable of the environment has a value that it cannot have.
     """
-    global _loaded
+    global _loaded, _absent
     # Two threads may both get past this: loading twice is fine, and both get the same library.
     if _loaded is None:
-        _loaded = _load(os.environ.get(PLATFORM) or "auto")
+        variables = tuple(os.environ.get(name) for name in (PLATFORM, GPU_LIBRARY, CCL_LIBRARY))
+        before = _absent
+        if before is not None and before[0] == variables:
+            raise copy.copy(before[1])
+        try:
+            _loaded = _load(variables[0] or "auto")
+        except GpuUnavailable as error:
+            _absent = variables, copy.copy(error)  # without what its traceback holds
+            raise
     return _loaded
 
 
@@ -182,7 +196,8 @@ def _load(platform: str) -> Library:
     gpu_library, ccl_library = os.environ.get(GPU_LIBRARY), os.environ.get(CCL_LIBRARY)
     if not gpu_library:
         _import_torch_for_gpus()
-    module, notes = _bridge(linked=platform in ("auto", "rocm") and not gpu_library)
+    rocm = platform == "rocm" or (platform == "auto" and not _only_nvidia())
+    module, notes = _bridge(linked=rocm and not gpu_library)
     ffi, lib = module.ffi, module.lib
     error = ffi.new("sm_error *")
     paths = [path.encode() if path else ffi.NULL for path in (gpu_library, ccl_library)]
@@ -202,6 +217,11 @@ def _import_torch_for_gpus() -> None:
         if any((folder / "lib" / f"libtorch_{kind}.so").exists() for kind in ("hip", "cuda")):
             with contextlib.suppress(ImportError, OSError):  # it is of no use here, then
                 importlib.import_module("torch")
+
+
+def _only_nvidia() -> bool:
+    """The machine may have ROCm's libraries, but only NVIDIA's driver."""
+    return _NVIDIA_DEVICE.exists() and not _AMD_DEVICE.exists()
 
 
 def _bridge(linked: bool) -> tuple[ModuleType, tuple[str, ...]]:

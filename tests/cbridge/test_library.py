@@ -151,6 +151,55 @@ def test_without_any_library_the_error_tells_where_it_looked(ask: Ask, platform:
     assert all(line in found["told"] for line in found["searched"])
 
 
+def test_what_is_not_there_is_looked_for_once(ask: Ask, emulator: Emulator) -> None:
+    """The error is the same each time. Other variables are another question."""
+    before = """
+import os
+import slurmmesh.gpu.library as room
+searches, real, told = [], room._load, []
+room._load = lambda platform: (searches.append(platform), real(platform))[1]
+for _ in range(3):
+    try:
+        load()
+    except room.GpuUnavailable as error:
+        told.append((str(error), error.searched, error.code))
+assert searches == ["auto"] and len(told) == 3 and len(set(told)) == 1, (searches, told)
+os.environ["SLURMMESH_GPU_LIBRARY"] = os.environ["LATER"]
+"""
+    path = str(emulator("plain") / "libcuda.so.1")
+    found = ask(WHERE, before, SLURMMESH_GPU_LIBRARY="/no/such.so", LATER=path)
+    assert found["gpu"] == path
+
+
+LINKED = """
+import pathlib, sys, types
+import slurmmesh.gpu.library as room
+from slurmmesh._cffi import _bridge
+name = "slurmmesh._cffi._bridge_linked"
+sys.modules[name] = types.SimpleNamespace(__name__=name, ffi=_bridge.ffi, lib=_bridge.lib)
+room._AMD_DEVICE, room._NVIDIA_DEVICE = map(pathlib.Path, DEVICES)
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "amd", "nvidia", "linked"),
+    [
+        ("auto", "/no", "/dev/null", False),
+        ("auto", "/dev/null", "/dev/null", True),
+        ("auto", "/no", "/no", True),
+        ("rocm", "/no", "/dev/null", True),
+    ],
+)
+def test_the_linked_bridge_is_not_for_a_machine_of_nvidia_s(
+    ask: Ask, emulator: Emulator, platform: str, amd: str, nvidia: str, linked: bool
+) -> None:
+    """It brings ROCm's library, which would then be taken, because it is loaded."""
+    before = LINKED.replace("DEVICES", repr((amd, nvidia)))
+    variables = {"SLURMMESH_GPU_PLATFORM": platform, "LD_LIBRARY_PATH": str(emulator("plain"))}
+    found = ask("answer['linked'] = library.linked", before, **variables)
+    assert found == {"linked": linked}
+
+
 def test_no_platform_is_wanted(ask: Ask) -> None:
     found = ask(WHERE, SLURMMESH_GPU_PLATFORM="none")
     assert found["error"] == "GpuUnavailable"
@@ -275,7 +324,7 @@ answer["said"] = ffi.string(error.text).decode()
 def test_what_goes_well_at_the_second_attempt_leaves_the_error_alone(
     ask: Ask, emulator: Emulator
 ) -> None:
-    """HIP 5.7 makes only memory that cannot be exported; without dma-bufs of HIP's, HSA has them."""
+    """HIP 5.7 makes only memory that cannot be exported; dma-bufs that HIP lacks are of HSA's."""
     settings = {"SLURMMESH_EMULATOR_HIP_VERSION": "5.7", "SLURMMESH_EMULATOR_DMABUF": "0"}
     rocm = {"SLURMMESH_GPU_PLATFORM": "rocm", "LD_LIBRARY_PATH": str(emulator("plain"))}
     assert ask(WELL, **settings, **rocm) == {"created": 0, "shared": 0, "said": "mine"}
@@ -310,6 +359,31 @@ def test_a_hip_that_does_not_tell_its_version(
     found = ask("library.call('sm_memory_release', 1)", **named)
     assert (found["error"], found["symbol"]) == (kind, "hipRuntimeGetVersion")
     assert "0.0" not in found["told"]
+
+
+def test_shapes_of_tensors(ask: Ask, emulator: Emulator) -> None:
+    """An empty one has no address. Strides fit a number, those of an empty one too."""
+    code = """
+ffi, made, owner = library.ffi, library.ffi.new("void **"), library.ffi.new("sm_owner **")
+library.call("sm_owner_new", 0, library.ask("sm_memory_reserve", 1 << 21, 0, 0), 1 << 21, owner)
+
+def tensor(*shape):
+    sizes = ffi.new("int64_t[]", shape)
+    library.call("sm_dlpack_new", owner[0], 4096, 1, 0, 0, 8, len(shape), sizes, made)
+    found = int(ffi.cast("uintptr_t", ffi.cast("void **", made[0])[0]))
+    library.lib.sm_dlpack_delete(made[0])
+    return found
+
+answer["data"] = [tensor(2, 3), tensor(), tensor(2, 0), tensor(0, 1 << 62)]
+answer["refused"] = []
+for shape in ((0, 1 << 62, 8), (1 << 62, 8), (-1,)):
+    try:
+        tensor(*shape)
+    except Exception as error:
+        answer["refused"].append(type(error).__name__)
+"""
+    found = ask(code, SLURMMESH_GPU_PLATFORM="rocm", LD_LIBRARY_PATH=str(emulator("plain")))
+    assert found == {"data": [4096, 4096, 0, 0], "refused": ["UsageError"] * 3}
 
 
 # ------------------------------------------------------------------ forks and threads
