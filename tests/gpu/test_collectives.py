@@ -40,7 +40,8 @@ def world(
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 rank.kill()
-            rank.end()
+            with contextlib.suppress(ValueError):  # it was asked for its end before
+                rank.end()
         raise
 
 
@@ -203,6 +204,7 @@ def test_the_interpreter_ends_while_operations_wait(rocm: Gpu, tmp_path: Path) -
     [
         interrupts.aborted,
         interrupts.interrupted,
+        interrupts.interrupted_split,
         interrupts.others_go_on,
     ],
 )
