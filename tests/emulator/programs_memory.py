@@ -310,7 +310,9 @@ def dmabufs(library: str, has_call: bool) -> None:
             os.close(fd.value)
             past = gpu.call("MemGetHandleForAddressRange", byref(fd), address, 4 * UNIT, 1, 0)
             assert past == INVALID
-            assert gpu.call("MemGetHandleForAddressRange", byref(fd), address, UNIT, 1, 1) == INVALID
+            assert (
+                gpu.call("MemGetHandleForAddressRange", byref(fd), address, UNIT, 1, 1) == INVALID
+            )
 
 
 def streams() -> None:
