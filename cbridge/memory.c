@@ -49,7 +49,7 @@ static struct sm_allocation allocation(int device, int rdma)
 }
 
 /* Some versions of ROCm (7.12 to 7.14) give away the descriptor that they have themselves, the same
- * each time, and close it with the memory: then a duplicate is the caller's. -1: there is none left. */
+ * each time, and close it with the memory: then a duplicate is the caller's. -1: none is left. */
 static int own_descriptor(uint64_t handle, int fd)
 {
     int again = -1;
