@@ -169,10 +169,11 @@ class Communicator(Engine):
     def wait(self, timeout: float | None = None) -> None:
         """Until all ranks have joined, and all that was queued with ``wait=False`` has ended."""
         self._check_usable("wait")
-        deadline = Deadline(self.timeout if timeout is None else seconds_of(timeout))
-        self._wait_joined()
-        last = {pending.stream: pending for pending in self._snapshot()}
-        for pending in last.values():
+        self._wait_all(Deadline(self.timeout if timeout is None else seconds_of(timeout)))
+
+    def _wait_all(self, deadline: Deadline) -> None:
+        self._wait_joined(deadline)
+        for pending in self._pending.lasts:
             self._finish(pending, deadline)
 
     # ------------------------------------------------------------------ its state
@@ -195,8 +196,8 @@ class Communicator(Engine):
         """The oldest that has not ended, as far as known here; None: there is none."""
         if self._how:
             return None
-        pending = self._snapshot()
-        return pending[0].operation if pending else None if self._joined else self._joining
+        pending = self._pending.oldest
+        return pending.operation if pending else None if self._joined else self._joining
 
     def async_error(self) -> Exception | None:
         """What has gone wrong meanwhile, as an operation would raise it; None: nothing.
@@ -226,15 +227,23 @@ class Communicator(Engine):
         """Wait for what is queued, and give it back. Once it has ended, does nothing.
 
         Raises:
-            CollectiveTimeout, CollectiveError: as operations do; then it was aborted.
+            CollectiveTimeout, CollectiveError: as operations do; then it was aborted. Or the
+                library does not return it: then it is not to be used any more all the same.
         """
-        if self._how in ("finalized", "aborted"):
-            return
+        deadline = Deadline(self.timeout if timeout is None else seconds_of(timeout))
         if self._how == "revoked":
             self.abort("it was revoked")
+        if self._how:
             return
-        self.wait(timeout)
-        deadline = Deadline(self.timeout if timeout is None else seconds_of(timeout))
+        try:
+            self._give_back(deadline)
+        except UsageError:
+            if self._how != "finalized":  # by another thread, while this one waited
+                raise
+
+    def _give_back(self, deadline: Deadline) -> None:
+        self._check_usable("finalize")
+        self._wait_all(deadline)
         operation = Operation("finalize", self._collectives, time.time())
         with self._turn(operation.name, deadline):
             self._slot.begin(operation.sequence, "finalize")
@@ -266,7 +275,7 @@ class Communicator(Engine):
     def revoke(self, reason: str = "") -> None:
         """End what is under way and allow no more, but keep the communicator for ``shrink``.
 
-        Operations that wait raise CollectiveAborted. Others ranks are not told.
+        Operations that wait raise CollectiveAborted. Other ranks are not told.
 
         Raises:
             GpuUnsupported: the library cannot.

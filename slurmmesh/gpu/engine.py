@@ -7,21 +7,19 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from slurmmesh.errors import CollectiveAborted, CollectiveError, GpuError, GpuForked, UsageError
 from slurmmesh.gpu import live
 from slurmmesh.gpu.blame import Dead, Verdict, Waiting, Witnesses
-from slurmmesh.gpu.buffers import Buffer
 from slurmmesh.gpu.calls import Call, Calls
 from slurmmesh.gpu.failure import failure_of, unsupported
 from slurmmesh.gpu.handle import Ended, Handle, Lane, SlowLane
 from slurmmesh.gpu.library import load
 from slurmmesh.gpu.live import Operation
 from slurmmesh.gpu.peers import Peer
+from slurmmesh.gpu.pending import Pending, Queue
 from slurmmesh.gpu.progress import Slot, own_board
 from slurmmesh.gpu.streams import Stream, is_busy, number_of
 from slurmmesh.gpu.waiting import Deadline
@@ -37,20 +35,9 @@ _REMOTE = (2, 6)  # ncclSystemError, ncclRemoteError: often another rank's death
 _OF_OTHERS = (0, *_REMOTE, 5)  # ncclInvalidUsage: ranks do not call the same
 _LONGEST_S = 1e9  # a timeout may be an int that is no float
 _MAX_RANKS = 1 << 20
-_PENDING = 256  # operations that are remembered for texts
 
 OnFailure = Literal["abort", "revoke"]
 _How = Literal["", "finalized", "aborted", "revoked"]
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An operation that was queued and, as far as known, has not ended."""
-
-    operation: Operation
-    stream: int
-    given: Any  # what the caller named the stream by, which may own it
-    buffers: tuple[Buffer, ...]  # lent to it for as long as it waits, also if that is interrupted
 
 
 class Engine:
@@ -104,7 +91,7 @@ class Engine:
         self._how: _How = ""
         self._reason = ""
         self._cause: CollectiveError | None = None
-        self._pending: deque[Pending] = deque(maxlen=_PENDING)
+        self._pending = Queue(self._lock)
         self._collectives = 0
         self._issuing = threading.RLock()  # held while something is queued
         self._local = threading.local()
@@ -156,14 +143,14 @@ class Engine:
             else tuple(sorted({call.peer for call in calls if call.peer is not None}))
         )
         with self._turn(name, deadline):
-            self._wait_joined()
+            self._wait_joined(deadline)
             operation = Operation(name, self._collectives + collectives, time.time(), peers)
             live.tell(self, operation, "begins")
             lent = tuple(buffer for call in calls for buffer in call.buffers) if wait else ()
             pending = Pending(operation, number, stream, lent)
             with self._lock:
                 self._collectives += collectives
-                self._pending.append(pending)
+                self._pending.add(pending)
             self._slot.begin(operation.sequence, name)
             with self._told(operation):
                 self._make_calls(operation, deadline, lambda comm: self._queue(calls, comm, number))
@@ -236,9 +223,10 @@ class Engine:
 
     # ------------------------------------------------------------------ waiting
 
-    def _wait_joined(self) -> None:
+    def _wait_joined(self, deadline: Deadline) -> None:
         if not self._joined:
-            self._until(self._has_joined, self._joining, self._deadline)
+            sooner = min(deadline, self._deadline, key=lambda one: one.left)
+            self._until(self._has_joined, self._joining, sooner)
 
     def _has_joined(self) -> bool:
         if self._joined or not self._answer.there():
@@ -277,12 +265,8 @@ class Engine:
 
         with self._told(operation):
             self._until(ended, operation, deadline)
-        with self._lock:
-            done = [one for one in self._pending if one.stream == pending.stream]
-            for one in done[: done.index(pending) + 1 if pending in done else 0]:
-                self._pending.remove(one)
-            if not self._pending:
-                self._slot.end()
+        if self._pending.done(pending):
+            self._slot.end()
         live.tell(self, operation, "ends")
 
     def _until(self, done: Callable[[], bool], operation: Operation, deadline: Deadline) -> None:
@@ -313,10 +297,6 @@ class Engine:
     def _state(self, name: str) -> int:
         with self._using(name) as comm:
             return self._library.ask("sm_ccl_async_error", comm) if comm else IN_PROGRESS
-
-    def _snapshot(self) -> list[Pending]:
-        with self._lock:
-            return list(self._pending)
 
     # ------------------------------------------------------------------ giving up
 
@@ -410,7 +390,7 @@ class Engine:
         live.remove(self)
         self._slot.leave()
         self._lane.close()
-        self._pending.clear()
+        self._pending.close()
 
     # ------------------------------------------------------------------ whether it can be used
 

@@ -89,5 +89,7 @@ def failure_of(
 def _did_not_end(operation: Operation, seconds: float) -> str:
     if operation.name == "init":
         return f"not all ranks have joined within {seconds:g} s"
+    if operation.name == "finalize":
+        return f"the library has not given the communicator back within {seconds:g} s"
     which = "it" if operation.peers else f"operation {operation.sequence}"
     return f"{which} did not end within {seconds:g} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -37,6 +38,7 @@ class Operation:
 Moment = Literal["begins", "ends", "fails"]
 Watcher = Callable[["Communicator", Operation, Moment], None]
 
+_log = logging.getLogger(__name__)
 _lock = threading.RLock()  # a signal handler may abort at any point
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 _watchers: tuple[Watcher, ...] = ()
@@ -57,7 +59,8 @@ def watch_operations(watcher: Watcher) -> Callable[[], None]:
     """Have ``watcher(communicator, operation, moment)`` called; returns what ends that.
 
     Moments are ``begins`` (before anything is queued: it may wait, or raise, and then nothing is
-    queued), ``ends`` and ``fails``. It is called by the thread that the operation is of.
+    queued), ``ends`` and ``fails`` (what it raises then is logged). It is called by the thread that
+    the operation is of.
     """
     global _watchers
     with _lock:
@@ -72,11 +75,18 @@ def watch_operations(watcher: Watcher) -> Callable[[], None]:
 
 
 def tell(communicator: Engine, operation: Operation, moment: Moment) -> None:
+    """Call the watchers. Raises what they raise when something begins."""
     for watcher in _watchers:
-        watcher(cast("Communicator", communicator), operation, moment)
+        try:
+            watcher(cast("Communicator", communicator), operation, moment)
+        except Exception:
+            if moment == "begins":
+                raise
+            _log.exception("a watcher failed when %s of %r %s", operation, communicator, moment)
 
 
 def add(communicator: Engine) -> None:
+    """It is made."""
     global _at_exit
     with _lock:
         _live.add(communicator)
@@ -89,6 +99,7 @@ def add(communicator: Engine) -> None:
 
 
 def remove(communicator: Engine) -> None:
+    """It was finalized or aborted."""
     with _lock:
         _live.discard(communicator)
 

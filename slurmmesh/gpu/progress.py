@@ -52,16 +52,18 @@ class Slot:
         self._word = 0
 
     def begin(self, sequence: int, operation: str) -> None:
+        """The rank is in an operation, and has begun so many collectives."""
         self._write(sequence << 16 | OPERATIONS.index(operation) << 8 | _INSIDE)
 
     def end(self) -> None:
+        """It is in none."""
         self._write(self._word & ~_INSIDE)
 
     def leave(self) -> None:
         """What was last told stays there to be read, until the place is needed."""
         self._write(self._word | _LEFT)
         board, self._board = self._board, None
-        if board is not None:
+        if board is not None and board.pid == os.getpid():
             board.release(self._index)
 
     def _write(self, word: int) -> None:
@@ -96,6 +98,7 @@ class Board:
         return Slot(self, index)
 
     def release(self, index: int) -> None:
+        """The slot may be another communicator's."""
         with self._lock:
             self._taken.discard(index)
 
@@ -114,21 +117,37 @@ def own_board() -> Board:
 
 
 def _forked() -> None:
-    global _making
+    global _making, _own
     _making = threading.RLock()  # a thread of the parent may have held it
+    if _own is not None and _is_board(_own.fd):
+        os.close(_own.fd)
+    _own = None
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
+def _is_board(fd: int, pid: int | None = None) -> bool:
+    """Of a process; None: of this one."""
+    try:
+        link = os.readlink(f"/proc/{pid or 'self'}/fd/{fd}")
+    except OSError:
+        return False
+    return link.startswith(f"/memfd:{NAME}")
+
+
 def read(pid: int, fd: int, key: bytes, rank: int) -> Progress | None:
     """What a process of this host tells of a rank; None: nothing, or it cannot be read."""
+    if not _is_board(fd, pid):
+        return None
     try:
-        path = f"/proc/{pid}/fd/{fd}"
-        if not os.readlink(path).startswith(f"/memfd:{NAME}"):
-            return None
-        with open(path, "rb") as board:
-            page = board.read(_SLOTS * _SLOT.size)
+        board = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not _is_board(board):  # the process may have given the number to another file
+                return None
+            page = os.pread(board, _SLOTS * _SLOT.size, 0)
+        finally:
+            os.close(board)
     except OSError:
         return None
     found = [

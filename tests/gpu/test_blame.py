@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,16 @@ def test_what_is_no_board_is_not_read() -> None:
         assert progress.read(PID, other.fileno(), KEY, 0) is None
     assert progress.read(PID, -1, KEY, 0) is None
     assert progress.read(1 << 22, 0, KEY, 0) is None
+
+
+def test_a_pipe_by_the_name_of_a_board_holds_nobody_up(tmp_path: Path) -> None:
+    """Nor does what the link was before say what is opened."""
+    os.mkfifo(tmp_path / "pipe")
+    end = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert progress.read(PID, end, KEY, 0) is None
+    finally:
+        os.close(end)
 
 
 def test_processes_live_stop_and_die(wait_until: Callable[[Callable[[], object]], None]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import pytest
 from tests.gpu import programs_collectives as programs
 from tests.gpu import programs_failures as failures
 from tests.gpu import programs_interrupts as interrupts
-from tests.gpu.running import Gpu, Started
+from tests.gpu.running import Gpu
+from tests.gpu.worlds import go, pids, run, world
 
 GpuOf = Callable[..., Gpu]
 
@@ -25,44 +25,6 @@ GpuOf = Callable[..., Gpu]
 @pytest.fixture
 def rocm(emulator: GpuOf) -> Gpu:
     return emulator("rocm-7.1")
-
-
-@contextlib.contextmanager
-def world(
-    gpu: Gpu, folder: Path, program: Callable[..., Any], size: int, *arguments: Any, **how: Any
-) -> Iterator[list[Started]]:
-    ranks: list[Started] = []
-    try:
-        for rank in range(size):
-            ranks.append(gpu.start(program, str(folder), rank, size, *arguments, **how))
-        yield ranks
-    except BaseException:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                rank.kill()
-            with contextlib.suppress(ValueError):  # it was asked for its end before
-                rank.end()
-        raise
-
-
-def run(
-    gpu: Gpu, folder: Path, program: Callable[..., Any], size: int, *arguments: Any, **how: Any
-) -> list[Any]:
-    with world(gpu, folder, program, size, *arguments, **how) as ranks:
-        ends = [rank.end() for rank in ranks]
-        failed = [f"rank {i}: {code}\n{text}" for i, (code, _, text) in enumerate(ends) if code]
-        assert not failed, "\n".join(failed)
-    return [answer for _, answer, _ in ends]
-
-
-def pids(folder: Path, size: int, wait_until: Callable[..., None]) -> list[int]:
-    files = [folder / f"ready-{rank}" for rank in range(size)]
-    wait_until(lambda: all(file.exists() for file in files))
-    return [pickle.loads(file.read_bytes()) for file in files]
-
-
-def go(folder: Path) -> None:
-    (folder / "go--1").write_bytes(pickle.dumps(None))
 
 
 # ------------------------------------------------------------------ what they compute

@@ -1,0 +1,36 @@
+"""How communicators end, on the emulator: threads, watchers, forks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.gpu import programs_ends as ends
+from tests.gpu.running import Gpu
+from tests.gpu.worlds import run
+
+GpuOf = Callable[..., Gpu]
+
+
+def test_two_threads_finalize(emulator: GpuOf) -> None:
+    emulator().run(ends.finalized_by_two)
+
+
+def test_a_library_that_does_not_give_it_back(emulator: GpuOf) -> None:
+    said = emulator("rocm-6.4").run(ends.not_given_back)
+    assert "the library has not given the communicator back within 0.3 s" in said
+
+
+def test_finalize_has_one_deadline(emulator: GpuOf, tmp_path: Path) -> None:
+    run(emulator(), tmp_path, ends.one_deadline, 2)
+
+
+def test_watchers_that_fail(emulator: GpuOf) -> None:
+    said = emulator().run(ends.watched)
+    assert [text.rpartition(" ")[2] for text in said] == ["ends", "fails"]
+    assert "name='all_reduce'" in said[0]
+    assert "<Communicator 'watched': rank 0 of 1" in said[0]
+
+
+def test_a_forked_child(emulator: GpuOf) -> None:
+    emulator().run(ends.forked)
