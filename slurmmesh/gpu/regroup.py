@@ -55,9 +55,10 @@ def split(parent: Communicator, color: int | None, key: int | None) -> Communica
 
 def shrink(parent: Communicator, without: Iterable[int]) -> Communicator:
     """See ``Communicator.shrink``."""
-    left_out = sorted(set(without))
-    if not all(type(rank) is int and 0 <= rank < parent.size for rank in left_out) or not left_out:
-        raise UsageError(f"without={left_out}: it is some of the ranks 0 to {parent.size - 1}")
+    ranks = list(without) if isinstance(without, Iterable) else []
+    if not ranks or not all(type(rank) is int and 0 <= rank < parent.size for rank in ranks):
+        raise UsageError(f"without={without!r}: it is some of the ranks 0 to {parent.size - 1}")
+    left_out = sorted(set(ranks))
     if parent.rank in left_out:
         raise UsageError(f"this is rank {parent.rank}, which is to be left out: the others call it")
     unsupported(parent._library, "ccl_shrink")

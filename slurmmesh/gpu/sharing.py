@@ -7,6 +7,7 @@ and one byte for every 253 descriptors, which come with it.
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import socket
@@ -213,4 +214,5 @@ def _receive_batch(connection: socket.socket) -> list[int]:
 
 def _close_all(fds: tuple[int, ...] | list[int]) -> None:
     for fd in fds:
-        os.close(fd)
+        with contextlib.suppress(OSError):  # closed by somebody else: the others are ours still
+            os.close(fd)

@@ -187,6 +187,11 @@ def refused() -> None:
         (lambda: comm.split(-2), "color=-2"),
         (lambda: comm.shrink([0]), "to be left out"),
         (lambda: comm.shrink([1]), "ranks 0 to 0"),
+        (lambda: comm.shrink([]), "ranks 0 to 0"),
+        (lambda: comm.shrink(None), "without=None"),  # type: ignore[arg-type]
+        (lambda: comm.shrink(5), "without=5"),  # type: ignore[arg-type]
+        (lambda: comm.shrink([0, "1"]), "ranks 0 to 0"),  # type: ignore[list-item]
+        (lambda: comm.shrink([[0]]), "ranks 0 to 0"),  # type: ignore[list-item]
         (lambda: Communicator(CommunicatorId.new(), 1, 1), "rank 1 of 1"),
         (lambda: Communicator(CommunicatorId.new(), 0, 1, device=9), "no device 9"),
         (lambda: Communicator(CommunicatorId.new(), 0, 1 << 40), "rank 0 of"),

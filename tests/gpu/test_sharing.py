@@ -204,3 +204,12 @@ def test_descriptors_close_once() -> None:
     assert one.closed
     assert "closed" in repr(one)
     os.close(other)
+
+
+def test_a_descriptor_that_was_closed_keeps_no_other_open() -> None:
+    one = exported(3)
+    os.close(one.fds[1])
+    one.close()
+    for fd in one.fds:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
