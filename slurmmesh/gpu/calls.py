@@ -43,6 +43,7 @@ class Calls:
         self._device = device
 
     def all_reduce(self, tensor: Any, op: str, out: Any) -> Call:
+        """Reduce over all ranks; each gets the result."""
         source = self._buffer("tensor", tensor, written=out is None)
         to = source if out is None else self._buffer("out", out, written=True)
         _check_same(source, to)
@@ -52,12 +53,14 @@ class Calls:
         return self._call("all_reduce", (source, to), count, kind, number)
 
     def broadcast(self, tensor: Any, root: int) -> Call:
+        """All get what the root has."""
         self._check_rank("root", root)
         both = self._buffer("tensor", tensor, written=root != self._rank)
         kind, count = type_of(self._library, both, computed=False)
         return self._call("broadcast", (both, both), count, kind, root)
 
     def reduce(self, tensor: Any, root: int, op: str, out: Any) -> Call:
+        """Reduce over all ranks; the root gets the result."""
         self._check_rank("root", root)
         source = self._buffer("tensor", tensor, written=out is None and root == self._rank)
         to = source if out is None else self._buffer("out", out, written=True)
@@ -68,6 +71,7 @@ class Calls:
         return self._call("reduce", (source, to), count, kind, number, root)
 
     def all_gather(self, tensor: Any, out: Any) -> Call:
+        """Each gets what all have."""
         source, to = self._buffer("tensor", tensor), self._buffer("out", out, written=True)
         self._check_share(source, to)
         own = to.address + self._rank * source.bytes
@@ -76,6 +80,7 @@ class Calls:
         return self._call("all_gather", (source, to), count, kind)
 
     def reduce_scatter(self, tensor: Any, out: Any, op: str) -> Call:
+        """Reduce over all ranks; each gets its share."""
         source, to = self._buffer("tensor", tensor), self._buffer("out", out, written=True)
         self._check_share(to, source)
         own = source.address + self._rank * to.bytes
@@ -84,12 +89,14 @@ class Calls:
         return self._call("reduce_scatter", (source, to), count, kind, self._reduction(op, source))
 
     def send(self, tensor: Any, to: int) -> Call:
+        """To a rank."""
         self._check_rank("to", to)
         source = self._buffer("tensor", tensor)
         kind, count = type_of(self._library, source, computed=False)
         return self._call("send", (source,), count, kind, to, peer=to)
 
     def recv(self, tensor: Any, source: int) -> Call:
+        """From a rank."""
         self._check_rank("source", source)
         to = self._buffer("tensor", tensor, written=True)
         kind, count = type_of(self._library, to, computed=False)

@@ -131,6 +131,7 @@ class Answer:
         self._error: BaseException | None = None
 
     def run(self, call: Callable[[], None]) -> None:
+        """Make the call."""
         try:
             call()
         except BaseException as error:
@@ -151,6 +152,7 @@ class Lane:
     """Makes calls in the thread that asks: for a library whose calls return at once."""
 
     def start(self, call: Callable[[], None]) -> Answer:
+        """Make a call, or have it made."""
         answer = Answer()
         answer.run(call)
         return answer
