@@ -363,10 +363,13 @@ class Caller:
             placed[rank] = place
 
     def _want_link(self, mesh: int, rank: int, place: Place) -> None:
-        """Ask for a direct link to a rank, from time to time, unless there are too many."""
+        """Ask for a direct link to a rank, from time to time, unless there are too many.
+
+        One that is there already is not asked for again, though it may not be used yet.
+        """
         with self._lock:
             now = self.driver.reactor.clock()
-            if now < place.ask_at or self._count >= MAX_LINKS:
+            if place.link is not None or now < place.ask_at or self._count >= MAX_LINKS:
                 return
             place.ask_at = now + _ASK_AGAIN_S
         if not self._ask(mesh, rank):

@@ -30,6 +30,10 @@ OF_A_JOB = frozenset(
         "SLURMMESH_STEP_TAG",
     }
 )
+# Which GPU libraries a process takes (docs/gpu.md): read by the bridge itself, in each process.
+OF_THE_BRIDGE = frozenset(
+    {"SLURMMESH_GPU_PLATFORM", "SLURMMESH_GPU_LIBRARY", "SLURMMESH_CCL_LIBRARY"}
+)
 _SUBMIT = PREFIX + "SUBMIT_"
 
 
@@ -84,6 +88,7 @@ def check_names(environ: Mapping[str, str], submit_keys: SubmitKeys) -> None:
         SITE_CONFIG,
         PROFILE,
         NODE_FOLDERS,
+        *OF_THE_BRIDGE,
         *(variable_of(key) for key in SETTINGS),
         *(_SUBMIT + key.upper() for key in submit_keys),
     }

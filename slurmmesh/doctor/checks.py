@@ -73,7 +73,9 @@ def _wrapped(text: str) -> list[str]:
     """Lines that fit, at least one; lines of the text stay lines."""
     found: list[str] = []
     for line in (one_line(each, _LONGEST) for each in text.splitlines()):
-        found += textwrap.wrap(line, _WIDTH - _INDENT, break_long_words=False) or [""]
+        # Paths stay whole, so that they can be copied.
+        width = _WIDTH - _INDENT
+        found += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
     return found or [""]
 
 

@@ -252,8 +252,8 @@ def _not_built(error: ImportError) -> str:
     lacks = f" This machine lacks {' and '.join(missing)}." if missing else ""
     return (
         "the C bridge was not built when slurmmesh was installed, because no C compiler or no "
-        f"Python headers were there.{lacks} Install slurmmesh again with both: "
-        "pip install --force-reinstall --no-cache-dir --no-binary slurmmesh slurmmesh"
+        f"Python headers were there.{lacks} Install slurmmesh again with both, in its folder: "
+        "pip install --no-deps -e ."
     )
 
 

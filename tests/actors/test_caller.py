@@ -117,6 +117,19 @@ def test_a_link_is_not_used_before_its_peer_is_known():
     assert place.direct is None
 
 
+def test_a_link_that_is_there_is_not_asked_for_again(direct):
+    asked = []
+    direct.caller._ask = lambda mesh, rank: asked.append(rank) or True
+    direct.place.depart()  # something of before is under way by the hosts
+    assert direct.place.direct is None
+    direct.caller.call(Frame(Kind.CALL, b"x", mesh=1, ranks=(0,)), list, "a call")
+    assert not asked
+    direct.caller.call(Frame(Kind.CALL, b"x", mesh=1, ranks=(1,)), list, "a call")
+    assert asked == [1]
+    direct.place.arrive()
+    direct.arrived()
+
+
 def test_what_a_handler_sends_amid_a_send_has_the_larger_number(direct, monkeypatch, wait_until):
     """The peer drops what comes with a smaller number than it has seen."""
     send, left = direct.link._out.send_alone, [True]

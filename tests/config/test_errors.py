@@ -133,6 +133,12 @@ def test_what_a_variable_cannot_say(user, name: str, value: str, said: str) -> N
         user.load()
 
 
+@pytest.mark.parametrize("name", ["GPU_PLATFORM", "GPU_LIBRARY", "CCL_LIBRARY"])
+def test_variables_of_the_bridge_are_known(user, name: str) -> None:
+    user.environ[f"SLURMMESH_{name}"] = "none"
+    user.load()
+
+
 @pytest.mark.parametrize("name", ["", "gone.toml", "~nobody-of-this-name/x.toml"])
 def test_a_config_file_that_is_not_there(user, name: str) -> None:
     with pytest.raises(ConfigError, match=f"^--config {name!r}"):
