@@ -115,8 +115,12 @@ class Range:
 
         try:
             obtain(handle)
-            library.call("sm_memory_map", at, size, handle[0])
-            mapped = True
+            mapped = True  # an interrupt is raised when the call has returned
+            try:
+                library.call("sm_memory_map", at, size, handle[0])
+            except GpuError:
+                mapped = False
+                raise
             # This device comes last: where the library keeps one answer for all, it is this one.
             for device in reversed(self._reached_by):
                 self._set_access(device, extent.offset + size)
@@ -156,7 +160,16 @@ class Range:
 
     def export_one(self, number: int) -> int:
         """A descriptor for the extent with this number, which is the caller's."""
-        return self._library.ask("sm_memory_export_fd", self._handles[number])
+        fd = self._library.ffi.new("int *", -1)
+        try:
+            self._library.call("sm_memory_export_fd", self._handles[number], fd)
+        except GpuError:
+            raise
+        except BaseException:  # an interrupt, which is raised when the call has returned
+            if fd[0] >= 0:
+                os.close(fd[0])
+            raise
+        return int(fd[0])
 
 
 def _drop(library: Library, owner: Any) -> None:
