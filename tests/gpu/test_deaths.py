@@ -22,14 +22,12 @@ GpuOf = Callable[..., Gpu]
     ("name", "phase", "function", "after", "operation", "blamed"),
     [
         ("rocm-7.1", "init", "sm_ccl_init", False, "init", 2),
-        ("rocm-7.1", "init", "sm_ccl_init", True, "init", 2),
         ("rocm-6.4", "init", "sm_ccl_init", False, "init", 2),
         ("rocm-7.1", "operation", "sm_ccl_all_reduce", False, "all_reduce", 2),
         ("rocm-7.1", "operation", "sm_ccl_all_reduce", True, "all_reduce", 2),
         ("rocm-6.4", "operation", "sm_ccl_all_reduce", True, "all_reduce", 2),
         ("rocm-7.1", "split", "sm_ccl_all_gather", True, "split", 2),
         ("rocm-7.1", "split", "sm_ccl_split", False, "init", 2),
-        ("rocm-7.1", "split", "sm_ccl_split", True, "init", 2),
         ("rocm-7.1", "shrink", "sm_ccl_shrink", True, "init", 1),
     ],
 )
