@@ -203,3 +203,23 @@ def lonely() -> None:
         with pytest.raises(CollectiveTimeout, match=r"within 0\.2 s"):
             Communicator.join(CommunicatorId.new(), rank, 2, timeout=0.2)
     until(lambda: threading.active_count() == 1)
+
+
+def aborted_amid_pending() -> None:
+    """A signal handler aborts while an operation is put down as pending, or as done."""
+    for count in range(2):
+        comm = Communicator(CommunicatorId.new(), 0, 1)
+        tensor = torch.ones(4)
+        gone = weakref.ref(tensor)
+        with signalled(lambda comm=comm: comm.abort("by signal"), count) as come:  # type: ignore[misc]
+            comm._pending._lock = _Lock(comm._pending._lock, come)
+            # Once it has ended, nothing can fail it any more.
+            expected = contextlib.nullcontext() if count else pytest.raises(CollectiveAborted)
+            with expected:
+                comm.all_reduce(tensor)
+        assert comm._pending.lasts == []
+        del tensor, expected
+        gc.collect()
+        assert gone() is None
+        with pytest.raises(CollectiveAborted, match="by signal"):
+            comm.wait()

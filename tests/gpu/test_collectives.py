@@ -177,6 +177,10 @@ def test_signals_amid_things(
     run(emulator(flavour=flavour), tmp_path, program, 2)
 
 
+def test_a_signal_amid_what_is_pending(rocm: Gpu) -> None:
+    rocm.run(interrupts.aborted_amid_pending)
+
+
 def test_a_new_rank_that_nobody_expects_gives_up_in_time(rocm: Gpu) -> None:
     rocm.run(interrupts.lonely)
 
