@@ -285,7 +285,7 @@ class CallCycle(SlurmmeshError, RuntimeError):
     """Actors wait for each other in a circle, so that none could ever go on.
 
     The wait that closed the circle has failed with it; the others go on once they are answered.
-    What was called there is run all the same when its actor is free, as after a timeout.
+    Its call is taken back: actors that have not begun with it never run it.
 
     Attributes:
         chain: endpoints, ``"actor[rank].endpoint"``, of which each waits for the next; the last is

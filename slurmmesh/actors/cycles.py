@@ -8,11 +8,13 @@ gives up: it has closed the circle, and it is one alone.
 
 A wait that needs only some of the actors called is in no circle of others, and stops their probes.
 It gives up itself once too few are left that are not stuck.
+
+Who gives up takes its call back: run later, it would close the same circle anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from slurmmesh.errors import CallCycle
@@ -52,6 +54,39 @@ class Probe(NamedTuple):
     waits: tuple[Wait, ...]
     turn: int = 1
     rank: int = -1
+
+
+class Withdrawal(NamedTuple):
+    """Tells an actor not to run a call of this mark, and with what error to answer it."""
+
+    mark: bytes
+    error: CallCycle
+
+
+class Withdrawn:
+    """The calls in a mailbox that were taken back. They stay in their place until it is their turn.
+
+    Args:
+        queued: the marks of the calls in the mailbox.
+
+    Attributes:
+        errors: by mark, with what to answer them. Not a method: it is asked for each message.
+    """
+
+    def __init__(self, queued: Callable[[], Collection[bytes]]) -> None:
+        self.errors: dict[bytes, CallCycle] = {}
+        self._queued = queued
+
+    def add(self, withdrawal: Withdrawal) -> None:
+        """Take a call back unless it is taken already. From any thread."""
+        mark, error = withdrawal
+        self.errors[mark] = error  # before the look: it may be taken at any moment
+        if mark not in self._queued():
+            self.errors.pop(mark, None)
+
+    def take(self, mark: bytes) -> CallCycle | None:
+        """A call was taken from the mailbox: with what to answer it instead of running it."""
+        return self.errors.pop(mark, None)
 
 
 class Standing:

@@ -15,6 +15,7 @@ from typing import Any
 from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
 from slurmmesh.actors.backlog import TAKEN
 from slurmmesh.actors.context import ActorInstance, Context, enter_context
+from slurmmesh.actors.cycles import Withdrawal
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox
@@ -25,7 +26,7 @@ from slurmmesh.actors.responses import ResponsePort
 from slurmmesh.actors.supervising import MeshFailure, Order, RankFailure, Ready, StopActor
 from slurmmesh.actors.tasks import Tasks
 from slurmmesh.actors.waits import Waits
-from slurmmesh.errors import LinkClosed, MeshStopped, SupervisionError
+from slurmmesh.errors import CallCycle, LinkClosed, MeshStopped, SupervisionError
 from slurmmesh.shape import Region
 from slurmmesh.wire.batches import is_plain
 from slurmmesh.wire.codec import dumps, loads
@@ -106,6 +107,10 @@ class ActorRunner:
             self._mailbox.put(message)
         elif frame.kind is Kind.CAST:
             self._waits.probed(frame)
+        elif isinstance(what := loads(frame.body), Withdrawal):
+            self._waits.withdrawn.add(what)
+            self._answer(message, None)
+            self._flush(message)
         else:
             self._mailbox.put_first(message)
 
@@ -141,7 +146,7 @@ class ActorRunner:
 
     def _take(self) -> None:
         """Handle the next message. Nothing here outlives it: it may be large."""
-        mailbox = self._mailbox
+        mailbox, withdrawn = self._mailbox, self._waits.withdrawn
         if self._tasks.beside:
             self._tasks.turn()
             if not mailbox.done():
@@ -156,6 +161,8 @@ class ActorRunner:
         frame = message.frame
         if frame is not None and frame.flags & URGENT:
             self._obey(message)
+        elif withdrawn.errors and (error := withdrawn.take(message.call_mark)):
+            self._fail(message, error)
         else:
             self._handle(message)
         if os.getpid() != self._pid:  # an endpoint forked, and its child returned as well
@@ -330,7 +337,7 @@ class ActorRunner:
             return
         self._send(message, Kind.RESULT, body, buffers)
 
-    def _fail(self, message: Message, failure: Failure) -> None:
+    def _fail(self, message: Message, failure: Failure | CallCycle) -> None:
         if not message.is_cast:
             body, buffers = dumps(failure)
             self._send(message, Kind.ERROR, body, buffers)

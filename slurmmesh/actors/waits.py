@@ -3,12 +3,14 @@
 A call that an actor makes carries a mark, by which the actor called knows it again: calls of the
 program have none, for nobody calls the program. A wait counts, and costs anything, only once it has
 lasted for ``PATIENCE_S``; then the actor sends a probe where it waits for an answer, and again from
-time to time, should one meet somebody who is not that far.
+time to time, should one meet somebody who is not that far. Before a wait fails for a circle its
+call is taken back, on the way that it went.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -16,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurmmesh.actors.cycles import Probe, Standing, Wait
+from slurmmesh.actors.cycles import Probe, Standing, Wait, Withdrawal, Withdrawn
 from slurmmesh.errors import CallCycle, SlurmmeshError
 from slurmmesh.wire.codec import dumps, loads
 from slurmmesh.wire.frames import URGENT, Frame, Kind
@@ -64,17 +66,18 @@ class Asked(NamedTuple):
 
     def send(self, probe: Probe) -> None:
         """Send a probe where the answer is to come from."""
-        mesh = self.mesh
-        frame = Frame(
-            Kind.CAST,
-            dumps(probe)[0],
-            mesh=mesh._procs._mesh,
-            actor=mesh._actor,
-            ranks=self.ranks,
-            flags=URGENT,
-        )
         with contextlib.suppress(SlurmmeshError):  # the mesh is over: the call is told of that
-            mesh._runtime.cast(frame)
+            self.mesh._runtime.cast(self._frame(Kind.CAST, probe))
+
+    def withdraw(self, error: CallCycle) -> Future[Any]:
+        """Take the call back where it is not begun; done when that is known there."""
+        frame = self._frame(Kind.CALL, Withdrawal(self.mark, error))
+        return self.mesh._runtime.call(frame, lambda _values: None, "taking back a call")
+
+    def _frame(self, kind: Kind, what: Probe | Withdrawal) -> Frame:
+        mesh, body = self.mesh, dumps(what)[0]
+        number = mesh._procs._mesh
+        return Frame(kind, body, mesh=number, actor=mesh._actor, ranks=self.ranks, flags=URGENT)
 
 
 class _Now(NamedTuple):
@@ -109,6 +112,7 @@ class Waits:
         actor: as people name it.
         endpoint: that is run now, or was last.
         answers: mark of the call to which the end of that endpoint is the answer.
+        withdrawn: calls to this actor that others took back.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class Waits:
         self.actor = ""
         self.endpoint = "__init__"
         self.answers = b""
+        self.withdrawn = Withdrawn(queued)
         self._tasks = tasks
         self._queued = queued
         self._soon = soon
@@ -243,7 +248,9 @@ class Waits:
             return
         found = now.standing.take(probe, self._owes)
         if isinstance(found, CallCycle):
-            now.future.set_exception(found)
+            self._now = None  # it is over, and must be only when nobody will run that call
+            fail = functools.partial(now.future.set_exception, found)
+            now.asked.withdraw(found).add_waker(fail)
         elif found is not None:
             now.asked.send(found)
 

@@ -301,6 +301,13 @@ def players(mesh):
     return [mesh.slice(hosts=host, n=n) for host in (0, 1) for n in (0, 1)]
 
 
+@pytest.fixture
+def gate(hosts):
+    procs = hosts.slice(hosts=0).spawn_procs(name="gate")
+    yield procs.spawn("gate", Gate)
+    procs.stop().get(30)
+
+
 def cycle_in(error: BaseException | None) -> CallCycle:
     while isinstance(error, ActorError):
         error = error.exception
@@ -315,7 +322,7 @@ def test_recursion_fails_where_it_closes_the_circle(players, endpoint, path):
         getattr(players[0], endpoint).call_one([players[number] for number in path]).get(30)
     chain = [f"p[{number}].{endpoint}" for number in (0, *path[:-1])]
     assert cycle_in(caught.value).chain == (*chain, "p[0].seen")
-    # What was called there is handled all the same, and all go on.
+    # And all go on.
     for number in {0, *path}:
         assert players[number].seen.call_one().get(30) > 0
 
@@ -354,8 +361,7 @@ def test_a_call_that_a_third_actor_answers_is_no_circle(players):
     assert players[0].handed_over.call_one(players[1], players[2], players[0]).get(30) == 13
 
 
-def test_two_that_wait_for_each_other_by_calls_of_their_own(hosts, players):
-    gate = hosts.slice(hosts=0).spawn_procs(name="gate").spawn("gate", Gate)
+def test_two_that_wait_for_each_other_by_calls_of_their_own(gate, players):
     first, last = players[0], players[3]
     calls = [first.meet.call_one(gate, last), last.meet.call_one(gate, first)]
     errors = [call.exception(30) for call in calls]
