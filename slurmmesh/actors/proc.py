@@ -161,6 +161,7 @@ class _Proc:
             if frame.flags & BROKEN:
                 for link in list(self._seen):
                     if link.is_broken:
+                        self._begin(link)
                         link.drain()
             self._post(Message(self._link, frame), frame.actor)
         elif frame.kind in (Kind.RESULT, Kind.ERROR, Kind.MERGED, Kind.DELIVERED):
@@ -206,7 +207,12 @@ class _Proc:
             driver=self._driver,
         )
         self._seen[link] = 0
-        link.start()
+        # What the host sent before somebody used it is read first.
+        self._driver.reactor.call_soon(self._begin, link)
+
+    def _begin(self, link: Link) -> None:
+        if not link.peer and not link.closed:
+            link.start()
 
     def _open_door(self) -> None:
         """Be called from other hosts too, from now on."""

@@ -7,6 +7,7 @@ has proved who it is, no byte of it is decoded.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 
 from slurmmesh.errors import FrameError, LinkClosed
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder
+from slurmmesh.wire.frames import MAX_FDS, SHARED, Buffer, Frame, FrameDecoder, Received
 from slurmmesh.wire.identity import Revoked, handshake_error
 from slurmmesh.wire.outgoing import Outgoing, close_all
 from slurmmesh.wire.reactor import READ, WRITE, Reactor, Timer, in_loop_thread
@@ -49,7 +50,7 @@ class Link:
 
     Args:
         authenticate: names the peer of the finished handshake, or raises IdentityError.
-        first: of all links that have frames at one time, this one is read before the others.
+        first: of links that have frames at one time, this is read before the others, to its end.
         driver: of the reactor, where the threads that wait for room run it themselves.
     """
 
@@ -250,8 +251,7 @@ class Link:
 
     def drain(self) -> None:
         """Read whatever has arrived already. In the reactor's thread."""
-        # What came before a signal handler raised is there, but not in the socket.
-        going_on = bool(self.peer) and self._decode()
+        going_on = bool(self.peer) and self._decode()  # what came when a signal handler raised
         while going_on:
             going_on = self._receive()
 
@@ -294,7 +294,7 @@ class Link:
 
     def _readable(self) -> None:
         try:
-            for _ in range(_READS_A_TURN):
+            for _ in itertools.repeat(None) if self._first else range(_READS_A_TURN):
                 if self.closed or not self._receive() or not self._more:
                     return
         except BaseException:  # a signal handler's: nobody tells of what has come once more
@@ -330,8 +330,7 @@ class Link:
                         zip(map(self._sock.recv, (_CHUNK,)), *_NO_ANCILLARY, strict=False)
                     )
                 came = len(incoming[-1][0]) > 0
-                # Whether to look again at once; else the loop tells if there is more.
-                self._more = len(incoming[-1][0]) == _CHUNK
+                self._more = self._is_more(incoming[-1])
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except ssl.SSLWantWriteError:
@@ -368,6 +367,11 @@ class Link:
             raise FrameError("a frame in shared memory, from another machine")
         self._sharing.receive(frame, lambda: self._reactor.guard(self._on_frame, self, frame))
 
+    @staticmethod
+    def _is_more(read: Received) -> bool:
+        """Whether to look again at once; else the loop tells. Descriptors end a read."""
+        return len(read[0]) == _CHUNK or len(read[1]) > 0
+
     def _receive_tls(self, space: memoryview | None) -> bool:
         # Below the socket's own methods, whose many steps a signal handler can split.
         tls: Any = self._tls._sslobj  # type: ignore[union-attr]
@@ -399,6 +403,7 @@ class Link:
                     # Not the method of an SSLSocket, which would forget about TLS.
                     socket.socket.shutdown(self._sock, socket.SHUT_WR)
         except OSError as error:
+            self.drain()  # the peer may have said something before it went
             return self._shut(f"broken: {error}")
         return self._update_interest()
 

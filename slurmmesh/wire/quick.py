@@ -64,12 +64,15 @@ class QuickLink(Link):
     def _receive_whole(self, incoming: list[Received]) -> None:
         try:
             incoming.extend(map(self._sock.recvmsg, *ONE_READ))  # in one step, see Link
+            read_on = self._first and self._is_more(incoming[-1])
             if not incoming[-1][0]:
                 self._shut("closed by the peer")
             elif not self._take_whole():
                 self._decode()
             elif incoming is self._decoder.incoming:  # else a signal handler waited, and went on
                 self._decoder.drop()
+            if read_on and not self.closed:
+                self._readable()
         except BlockingIOError:
             return
         except OSError as error:
