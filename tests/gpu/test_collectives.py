@@ -41,12 +41,13 @@ def rocm(emulator: GpuOf) -> Gpu:
 def test_collectives_against_torch(
     emulator: GpuOf, tmp_path: Path, name: str, size: int, examples: int
 ) -> None:
-    run(emulator(name), tmp_path, programs.collectives, size, examples)
+    assert len(run(emulator(name), tmp_path, programs.collectives, size, examples)) == size
 
 
 @pytest.mark.slow
 def test_collectives_under_sanitizers(emulator: GpuOf, tmp_path: Path) -> None:
-    run(emulator(flavour="asan"), tmp_path, programs.collectives, 2, 20)
+    ended = run(emulator(flavour="asan"), tmp_path, programs.collectives, 2, 20)
+    assert len(ended) == 2
 
 
 @pytest.mark.parametrize("name", ["rocm-7.1", "cuda"])
