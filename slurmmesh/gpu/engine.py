@@ -136,12 +136,9 @@ class Engine:
         for call in calls:
             unsupported(self._library, call.function.removeprefix("sm_"))
         name = calls[0].name if len(calls) == 1 else "group"
-        collectives = sum(call.peer is None for call in calls)
-        peers = (
-            ()
-            if collectives
-            else tuple(sorted({call.peer for call in calls if call.peer is not None}))
-        )
+        pairs = [call.peer for call in calls if call.peer is not None]
+        collectives = len(calls) - len(pairs)
+        peers = () if collectives else tuple(sorted(set(pairs)))
         with self._turn(name, deadline):
             self._wait_joined(deadline)
             operation = Operation(name, self._collectives + collectives, time.time(), peers)

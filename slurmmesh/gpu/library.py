@@ -180,20 +180,20 @@ def load() -> Library:
         if before is not None and before[0] == variables:
             raise copy.copy(before[1])
         try:
-            _loaded = _load(variables[0] or "auto")
+            _loaded = _load(*variables)
         except GpuUnavailable as error:
             _absent = variables, copy.copy(error)  # without what its traceback holds
             raise
     return _loaded
 
 
-def _load(platform: str) -> Library:
+def _load(named: str | None, gpu_library: str | None, ccl_library: str | None) -> Library:
+    platform = named or "auto"
     if platform == "none":
         raise GpuUnavailable(f"{PLATFORM}=none: no GPU is to be used")
     if platform not in _PLATFORMS:
         allowed = ", ".join([*_PLATFORMS, "none"])
         raise ConfigError(f"{PLATFORM}={platform}: it is one of {allowed}")
-    gpu_library, ccl_library = os.environ.get(GPU_LIBRARY), os.environ.get(CCL_LIBRARY)
     if not gpu_library:
         _import_torch_for_gpus()
     rocm = platform == "rocm" or (platform == "auto" and not _only_nvidia())

@@ -14,10 +14,9 @@ import slurmmesh as sm
 from slurmmesh.actors import waits
 from slurmmesh.actors.cycles import Probe, Standing, Wait
 from slurmmesh.errors import ActorError, CallCycle
+from tests.actors.circles import PATIENCE_S, cycle_in, hasten
 
 HOSTS = 2
-PATIENCE_S = 0.1
-"""Of the actors here."""
 
 # ------------------------------------------------------------------ the pure part
 
@@ -283,11 +282,6 @@ class Parent(sm.Actor):
         return sm.this_proc().spawn("child", Child, me).value.call_one().get()
 
 
-def hasten() -> None:
-    """Have the actors of this process send probes early."""
-    waits.PATIENCE_S = PATIENCE_S
-
-
 @pytest.fixture(scope="module")
 def mesh(hosts, link_up):
     """Four, on two hosts: ``p[0]`` and ``p[1]`` are neighbours."""
@@ -306,13 +300,6 @@ def gate(hosts):
     procs = hosts.slice(hosts=0).spawn_procs(name="gate")
     yield procs.spawn("gate", Gate)
     procs.stop().get(30)
-
-
-def cycle_in(error: BaseException | None) -> CallCycle:
-    while isinstance(error, ActorError):
-        error = error.exception
-    assert isinstance(error, CallCycle), repr(error)
-    return error
 
 
 @pytest.mark.parametrize("endpoint", ["along", "along_async"])

@@ -13,11 +13,10 @@ from slurmmesh.actors import waits
 from slurmmesh.actors.context import context
 from slurmmesh.actors.cycles import Withdrawal, Withdrawn
 from slurmmesh.actors.runtime import home
-from slurmmesh.errors import ActorError, CallCycle
+from slurmmesh.errors import CallCycle
+from tests.actors.circles import PATIENCE_S, cycle_in, hasten
 
 HOSTS = 2
-PATIENCE_S = 0.1
-"""Of the actors here."""
 
 
 @given(data=st.data(), count=st.integers(1, 6))
@@ -135,11 +134,6 @@ class Gate(sm.Actor):
             port.send(None)
 
 
-def hasten() -> None:
-    """Have the actors of this process send probes early."""
-    waits.PATIENCE_S = PATIENCE_S
-
-
 @pytest.fixture(scope="module")
 def node_mesh(hosts, link_up):
     """Four, on two hosts: ``nodes[0]`` and ``nodes[1]`` are neighbours."""
@@ -158,13 +152,6 @@ def gate(hosts):
     procs = hosts.slice(hosts=0).spawn_procs(name="gate")
     yield procs.spawn("gate", Gate)
     procs.stop().get(30)
-
-
-def cycle_in(error: BaseException | None) -> CallCycle:
-    while isinstance(error, ActorError):
-        error = error.exception
-    assert isinstance(error, CallCycle), repr(error)
-    return error
 
 
 def counts(members: Any) -> list[int]:

@@ -135,8 +135,9 @@ def test_what_a_variable_cannot_say(user, name: str, value: str, said: str) -> N
 
 @pytest.mark.parametrize("name", ["GPU_PLATFORM", "GPU_LIBRARY", "CCL_LIBRARY"])
 def test_variables_of_the_bridge_are_known(user, name: str) -> None:
+    before = user.load()
     user.environ[f"SLURMMESH_{name}"] = "none"
-    user.load()
+    assert user.load() == before
 
 
 @pytest.mark.parametrize("name", ["", "gone.toml", "~nobody-of-this-name/x.toml"])
