@@ -44,7 +44,11 @@ def die_at(function: str, after: bool) -> None:
 def phases(
     folder: str, rank: int, size: int, phase: str, function: str, after: bool
 ) -> dict[str, Any] | None:
-    """The last rank dies in a phase; what the others say, which none of them waits for."""
+    """The last rank dies in a phase; what the others say, which none of them waits for.
+
+    What the library had taken from the dead may be all that the others' first call needs, so
+    that each calls once more.
+    """
     own = Rank(folder, rank, size)
     if phase == "init" and rank == size - 1:
         die_at(function, after)
@@ -56,12 +60,16 @@ def phases(
         own.meet("in")
         if rank == size - 1:
             die_at(function, after)
+        made: Communicator | None = None
         if phase == "operation":
             comm.all_reduce(tensor)
+            comm.all_reduce(tensor)
         elif phase == "split":
-            comm.split(0)
+            made = comm.split(0)
         elif phase == "shrink" and rank:
-            comm.shrink([0])
+            made = comm.shrink([0])
+        if made is not None:
+            made.all_reduce(tensor)
         comm.finalize()
     except CollectiveError as error:
         failed = told(error)

@@ -19,16 +19,16 @@ GpuOf = Callable[..., Gpu]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "phase", "function", "after", "operation", "blamed"),
+    ("name", "phase", "function", "after", "operations", "blamed"),
     [
-        ("rocm-7.1", "init", "sm_ccl_init", False, "init", 2),
-        ("rocm-6.4", "init", "sm_ccl_init", False, "init", 2),
-        ("rocm-7.1", "operation", "sm_ccl_all_reduce", False, "all_reduce", 2),
-        ("rocm-7.1", "operation", "sm_ccl_all_reduce", True, "all_reduce", 2),
-        ("rocm-6.4", "operation", "sm_ccl_all_reduce", True, "all_reduce", 2),
-        ("rocm-7.1", "split", "sm_ccl_all_gather", True, "split", 2),
-        ("rocm-7.1", "split", "sm_ccl_split", False, "init", 2),
-        ("rocm-7.1", "shrink", "sm_ccl_shrink", True, "init", 1),
+        ("rocm-7.1", "init", "sm_ccl_init", False, ["init"], 2),
+        ("rocm-6.4", "init", "sm_ccl_init", False, ["init"], 2),
+        ("rocm-7.1", "operation", "sm_ccl_all_reduce", False, ["all_reduce"], 2),
+        ("rocm-7.1", "operation", "sm_ccl_all_reduce", True, ["all_reduce"], 2),
+        ("rocm-6.4", "operation", "sm_ccl_all_reduce", True, ["all_reduce"], 2),
+        ("rocm-7.1", "split", "sm_ccl_all_gather", True, ["split", "init"], 2),
+        ("rocm-7.1", "split", "sm_ccl_split", False, ["init"], 2),
+        ("rocm-7.1", "shrink", "sm_ccl_shrink", True, ["init", "all_reduce"], 1),
     ],
 )
 def test_the_dead_are_named_whenever_they_die(
@@ -38,7 +38,7 @@ def test_the_dead_are_named_whenever_they_die(
     phase: str,
     function: str,
     after: bool,
-    operation: str,
+    operations: list[str],
     blamed: int,
 ) -> None:
     with world(emulator(name), tmp_path, deaths.phases, 3, phase, function, after) as ranks:
@@ -48,7 +48,8 @@ def test_the_dead_are_named_whenever_they_die(
         if phase == "shrink" and rank == 0:
             assert error is None
         else:
-            assert (error["operation"], error["peers"]) == (operation, [blamed])
+            assert error["operation"] in operations
+            assert error["peers"] == [blamed]
             assert "is dead" in error["text"]
 
 
