@@ -199,7 +199,8 @@ class ExitCause:
             how = f"exited with code {self.exit_code}"
         else:
             how = "lost" if self.kind == "host_lost" else "could not be started"
-        text = f"rank {self.rank} of {self.mesh!r} on {self.host} (pid {self.pid}) {how}"
+        pid = "" if self.kind == "not_started" else f" (pid {self.pid})"
+        text = f"rank {self.rank} of {self.mesh!r} on {self.host}{pid} {how}"
         return f"{text}: {self.detail}" if self.detail else text
 
 

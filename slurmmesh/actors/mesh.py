@@ -17,16 +17,15 @@ from slurmmesh.actors.actor import (
     is_endpoint,
 )
 from slurmmesh.actors.coroutine import CoroutineFuture
+from slurmmesh.actors.creating import packed
 from slurmmesh.actors.endpoints import EndpointRef
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.homes import home_of
-from slurmmesh.actors.messages import CreateActor
 from slurmmesh.actors.owners import new_child
 from slurmmesh.actors.runtime import ProcEvent, Runtime, runtime_of
 from slurmmesh.actors.supervising import Ready, order
 from slurmmesh.errors import UsageError
 from slurmmesh.shape import Region, Shaped, ValueMesh
-from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.frames import Frame, Kind
 
 
@@ -291,7 +290,7 @@ def packed_actor(
     elif args or kwargs:
         raise TypeError(f"{cls.__name__} takes no arguments")
     try:
-        return dumps(CreateActor(name, cls, args, kwargs, region))
+        return packed(name, cls, args, kwargs, region)
     except Exception as error:
         raise UsageError(f"{name!r} cannot be sent to its procs: {error}") from error
 

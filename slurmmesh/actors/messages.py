@@ -5,7 +5,7 @@ Named tuples, for each process that starts makes these classes: dataclasses take
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.shape import Region
@@ -47,16 +47,6 @@ class WriteLogs(NamedTuple):
     """Write records of ``logging`` from this level on; see ``stdio.write_from``."""
 
     level: int
-
-
-class CreateActor(NamedTuple):
-    """Build an actor. ``cls`` and arguments as the user gave them; ``region``: of all its mesh."""
-
-    name: str
-    cls: type
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    region: Region
 
 
 class Connect(NamedTuple):

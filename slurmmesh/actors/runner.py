@@ -15,11 +15,11 @@ from typing import Any
 from slurmmesh.actors.actor import Actor, EndpointOptions, endpoint_options
 from slurmmesh.actors.backlog import TAKEN
 from slurmmesh.actors.context import ActorInstance, Context, enter_context
+from slurmmesh.actors.creating import unpacked
 from slurmmesh.actors.cycles import Withdrawal
 from slurmmesh.actors.failure import Failure
 from slurmmesh.actors.incoming import Message
 from slurmmesh.actors.mailbox import Mailbox
-from slurmmesh.actors.messages import CreateActor
 from slurmmesh.actors.owners import GRACE_S, Family
 from slurmmesh.actors.reloading import RELOAD, reload_once, renew
 from slurmmesh.actors.responses import ResponsePort
@@ -175,7 +175,7 @@ class ActorRunner:
         frame = self._create.frame
         assert frame is not None
         try:
-            create: CreateActor = loads(frame.body, frame.buffers)
+            create, build = unpacked(frame)
             self.name = create.name
             self._region = create.region
             point = self._region.extent.point(self._region.local_rank(self._context.proc_rank))
@@ -183,7 +183,7 @@ class ActorRunner:
             self._waits.are_of(f"{create.name}[{self._context.proc_rank}]")
             self._context = replace(self._context, actor_instance=instance, message_rank=point)
             enter_context(self._context)
-            self._instance = create.cls(*create.args, **create.kwargs)
+            self._instance = build()
         except BaseException as error:
             if self._ends_the_proc(error):
                 raise
@@ -370,7 +370,9 @@ class ActorRunner:
         """Why nobody answers any more."""
         if self._broken is None:
             return self._failure(MeshStopped(f"{self.name!r} was stopped"), fatal=True)
-        error = SupervisionError(f"{self.name!r} does not exist here: {self._broken}")
+        context = self._context
+        where = f"rank {context.proc_rank} on {context.host}"
+        error = SupervisionError(f"{self.name!r} does not exist in {where}: {self._broken}")
         error.about = self._about
         return self._failure(error, fatal=True)
 

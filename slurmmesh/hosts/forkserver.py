@@ -34,7 +34,7 @@ from slurmmesh.hosts.importing import import_for_all
 from slurmmesh.hosts.masks import VARIABLES
 from slurmmesh.hosts.messages import ForkReply, ForkRequest, TakeOutput
 from slurmmesh.linux import MAX_REQUEST, become_subreaper, die_with_parent, sweep_children
-from slurmmesh.wire.reactor import say
+from slurmmesh.wire.reactor import print_error, say
 
 IMPORT_S = 60.0
 """An import for all procs that takes longer is left to each of them: it may wait for the others."""
@@ -107,11 +107,10 @@ def _prepare(request: ForkRequest) -> str:
     """Import what every proc from here on is to have. Returns why that cannot be."""
     try:
         os.chdir(request.cwd)
-        sys.path[:] = request.sys_path
-        _preload(request.preload)
-    except BaseException as error:  # a module may do anything when it is imported
-        return f"{type(error).__name__}: {error}"
-    return ""
+    except OSError as error:
+        return f"its working directory: {error}"
+    sys.path[:] = request.sys_path
+    return _preload(request.preload)
 
 
 def _answer(server: socket.socket, request: ForkRequest, fds: list[int], error: str = "") -> bool:
@@ -244,14 +243,22 @@ def _serve(server: socket.socket, request: ForkRequest, fds: list[int]) -> ForkR
         os.close(write)
 
 
-def _preload(names: tuple[str, ...]) -> None:
-    """Import what is not imported yet, and keep it shared with the children."""
+def _preload(names: tuple[str, ...]) -> str:
+    """Import what is not imported yet, and keep it shared with the children.
+
+    Returns why that cannot be; then the host's log has the traceback.
+    """
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # a module may do anything when it is imported
+            print_error()
+            return f"{name!r} of preload cannot be imported: {type(error).__name__}: {error}"
     if missing:
         gc.collect()
         gc.freeze()
+    return ""
 
 
 def _fork_procs(

@@ -298,7 +298,7 @@ class Lifecycle:
             mesh=mesh.name,
             rank=rank,
             host=cause.host,
-            pid=cause.pid,
+            pid=cause.pid or None,
             signal=cause.signal_name,
             exit_code=cause.exit_code,
             detail=cause.detail,

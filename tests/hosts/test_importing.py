@@ -13,7 +13,7 @@ import pytest
 
 import slurmmesh as sm
 from slurmmesh.actors.homes import home_of
-from slurmmesh.errors import SupervisionError
+from slurmmesh.errors import ActorError, SupervisionError
 from slurmmesh.hosts.mesh import HostMesh
 
 MODULE = """\
@@ -205,6 +205,19 @@ def test_what_an_import_raises_is_raised_in_the_procs(hosts, write, body, words)
     actors = hosts.spawn_procs().spawn("look", looks.Look)
     with pytest.raises(SupervisionError, match=words):
         actors.pid.call().get(60)
+
+
+def test_an_actor_whose_module_is_not_there_is_named_with_its_class(hosts, write):
+    looks = write()
+    Path(str(looks.__file__)).unlink()
+    actors = hosts.spawn_procs().slice(hosts=1).spawn("watcher", looks.Look)
+    why = r"looks\.Look, .* cannot be loaded here: ModuleNotFoundError: No module named 'looks'"
+    with pytest.raises(ActorError, match=rf"^'watcher' rank 1 on \S+ raised .*{why}") as caught:
+        actors.initialized.get(60)
+    assert isinstance(caught.value.exception, ImportError)
+    with pytest.raises(SupervisionError, match=r"^'watcher' does not exist in rank 1 on ") as gone:
+        actors.pid.call_one().get(60)
+    assert "No module named 'looks'" in str(gone.value)
 
 
 @pytest.mark.slow
