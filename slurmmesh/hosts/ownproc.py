@@ -65,7 +65,7 @@ class OwnProc:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._actors: dict[int, tuple[ActorRunner, threading.Thread]] = {}
-        self._stopped: dict[int, str] = {}
+        self._gone: dict[int, SupervisionError] = {}
         self._services: dict[str, int] = {}
         self._mailboxes = Mailboxes(None)
         self._closing = False
@@ -108,7 +108,12 @@ class OwnProc:
             if self._closing:
                 raise MeshStopped("the job is being stopped")
             self._actors[number] = runner, thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as refused:  # the system has no room for another thread
+                error = SupervisionError(f"{name!r} cannot run in the program's process: {refused}")
+                self._forget(number, error)
+                self._post(message, number)  # refused
         return future
 
     def call(
@@ -190,9 +195,9 @@ class OwnProc:
                 return
         if message.is_cast:
             return
-        error = SupervisionError(f"there is no actor {actor} in the program's process")
-        if (name := self._stopped.get(actor)) is not None:
-            error = MeshStopped(f"{name!r} was stopped")
+        error = self._gone.get(actor) or SupervisionError(
+            f"there is no actor {actor} in the program's process"
+        )
         assert message.frame is not None
         self._answer(message.link, refusal(message.frame, 0, self.host, error))
 
@@ -205,12 +210,16 @@ class OwnProc:
             runner.run()
         except BaseException:  # out of its __cleanup__
             print_error()
-        with self._lock:
-            del self._actors[runner.number]
-            self._stopped[runner.number] = runner.name
-            if len(self._stopped) > MAX_STOPPED:
-                del self._stopped[next(iter(self._stopped))]
+        self._forget(runner.number, MeshStopped(f"{runner.name!r} was stopped"))
         runner.retire()
+
+    def _forget(self, actor: int, why: SupervisionError) -> None:
+        """It runs no more, or never did."""
+        with self._lock:
+            del self._actors[actor]
+            self._gone[actor] = why
+            if len(self._gone) > MAX_STOPPED:
+                del self._gone[next(iter(self._gone))]
 
 
 class _Back:

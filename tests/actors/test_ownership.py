@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import slurmmesh as sm
-from slurmmesh.errors import MeshStopped, UsageError
+from slurmmesh.errors import MeshStopped, SupervisionError, UsageError
 
 
 class Leaf(sm.Actor):
@@ -311,3 +311,22 @@ def test_there_is_one_controller_of_a_name_whoever_asks(here, hosts, tmp_path):
     again = sm.get_or_spawn_controller("tally", Tally, 7).get(60)
     assert again.add.call_one(0).get(60) == 7
     again.stop().get(60)
+
+
+def test_an_actor_for_which_there_is_no_thread_is_refused_and_forgotten(here, hosts):
+    spawned = here.spawn("before", Tally, 1)
+    assert spawned.add.call_one(0).get(60) == 1
+    threading.stack_size(1 << 47)  # no process has so much room
+    try:
+        refused = here.spawn("refused", Tally, 1)
+        with pytest.raises(SupervisionError, match=r"'refused' cannot run .*: can't start new"):
+            refused.initialized.get(60)
+        with pytest.raises(SupervisionError, match=r"'refused' cannot run .*: can't start new"):
+            refused.add.call_one(0).get(60)
+        sm.get_or_spawn_controller("tally", Tally, 7).get(60)
+    finally:
+        threading.stack_size(0)
+    tally = sm.get_or_spawn_controller("tally", Tally, 7).get(60)  # the same name, once more
+    assert tally.add.call_one(0).get(60) == 7
+    for each in (spawned, refused, tally):
+        each.stop().get(60)
