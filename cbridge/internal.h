@@ -20,6 +20,12 @@ enum sm_library sm_symbol_library(enum sm_symbol_id symbol);
 /* sm_load was successful. */
 bool sm_is_loaded(void);
 
+/* ---- files.c */
+
+/* Why a path cannot be given to the dynamic loader, which would hang or end the process; NULL: it
+ * can be, as a name without a slash can, which the loader searches for. */
+const char *sm_not_loadable(const char *path);
+
 /* ---- fork.c */
 
 /* Watch forks from now on; `in_child` is called in each child. 0, or an errno. */

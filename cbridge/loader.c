@@ -131,6 +131,11 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 
 static void *try_open(const char *name, int more_flags)
 {
+    const char *refused = sm_not_loadable(name);
+    if (refused != NULL) {
+        note("%s: %s\n", name, refused);
+        return NULL;
+    }
     void *handle = dlopen(name, RTLD_LAZY | RTLD_LOCAL | more_flags);
     if (handle == NULL) {
         const char *why = dlerror();
@@ -297,7 +302,7 @@ static bool is_another(const char *path, enum sm_library library)
     if (path == NULL) {
         return false;
     }
-    void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    void *handle = sm_not_loadable(path) == NULL ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
     if (handle != NULL) {
         (void)dlclose(handle);
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,27 @@ VARIABLES = (
     "SLURMMESH_CCL_LIBRARY",
 )
 
+# Loads the library and runs code with it; prints what that leaves in `answer`, or its error.
+PROGRAM = """
+import json
+from slurmmesh.gpu.library import load
+answer = {}
+{before}
+try:
+    library = load()
+    {code}
+except Exception as error:
+    answer = {"error": type(error).__name__, "told": str(error), **vars(error)}
+print(json.dumps(answer, default=str))
+"""
+
+WHERE = """
+answer = {kind: library.path(kind) for kind in ("gpu", "runtime", "ccl", "hsa")}
+answer["platform"], answer["emulator"] = library.platform, library.emulator
+"""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Ask = Callable[..., dict[str, Any]]
 
 
 def clean_environment() -> dict[str, str]:
@@ -48,6 +70,20 @@ def run() -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def ask(run: Run) -> Ask:
+    """``ask(code, before, **variables)``: what code with ``library`` leaves in ``answer``."""
+
+    def ask(code: str, before: str = "", **variables: str) -> dict[str, Any]:
+        indented = code.strip().replace("\n", "\n    ")
+        program = PROGRAM.replace("{before}", before).replace("{code}", indented)
+        done = run(program, **variables)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    return ask
 
 
 @pytest.fixture(scope="session")

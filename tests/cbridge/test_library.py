@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cbridge.conftest import Run
+from tests.cbridge.conftest import WHERE, Ask
 from tests.emulator import build
 
 Emulator = Callable[[build.Flavour], Path]
-
-# Loads the library and runs code with it; prints what that leaves in `answer`, or its error.
-PROGRAM = """
-import json
-from slurmmesh.gpu.library import load
-answer = {}
-{before}
-try:
-    library = load()
-    {code}
-except Exception as error:
-    answer = {"error": type(error).__name__, "told": str(error), **vars(error)}
-print(json.dumps(answer, default=str))
-"""
-
-
-@pytest.fixture
-def ask(run: Run) -> Callable[..., dict[str, Any]]:
-    def ask(code: str, before: str = "", **variables: str) -> dict[str, Any]:
-        indented = code.strip().replace("\n", "\n    ")
-        program = PROGRAM.replace("{before}", before).replace("{code}", indented)
-        done = run(program, **variables)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
-
-    return ask
-
-
-Ask = Callable[..., dict[str, Any]]
-
-WHERE = """
-answer = {kind: library.path(kind) for kind in ("gpu", "runtime", "ccl", "hsa")}
-answer["platform"], answer["emulator"] = library.platform, library.emulator
-"""
 
 
 # ------------------------------------------------------------------ what is found
