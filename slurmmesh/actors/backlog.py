@@ -1,8 +1,9 @@
 """How many bytes were sent and have not arrived yet: who sends waits while they are too many.
 
 What goes by the hosts to a rank of a mesh has arrived when its proc has read it, and, as what goes
-over a direct link, a second time, at its actor, when that has begun to handle it. Now and then a
-marker follows a message on the same way: what was sent before has arrived when the marker has.
+over a direct link, a second time, at its actor, when that has begun to handle it. Messages for
+ports have arrived when their process has read them. Now and then a marker follows a message on the
+same way: what was sent before has arrived when the marker has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from slurmmesh.actors.context import context
 from slurmmesh.actors.future import Future
 from slurmmesh.wire.codec import dumps
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import STREAM, URGENT, Frame, Kind
+from slurmmesh.wire.frames import PORTS, STREAM, URGENT, Frame, Kind
 from slurmmesh.wire.links import HIGH_WATER
 
 MAILBOX = 64 << 20
@@ -24,6 +25,7 @@ MAILBOX = 64 << 20
 TAKEN = "__taken__"
 """A call to an endpoint of this name is answered when the actor comes to it."""
 _TAKEN = dumps((TAKEN, (), {}, None))[0]
+_NOTHING = dumps(None)[0]
 _FRAME = 256
 """About so many bytes a frame takes besides its content, where it is queued."""
 _LOOK_S = 0.1
@@ -91,18 +93,18 @@ class Backlog:
         return any(self._marked.get(each, 0) >= self._most for each in to)
 
 
-class Mailboxes(Backlog):
-    """What actors have been sent and have not begun to handle.
+class Counted(Backlog):
+    """A backlog that tells after which messages a marker should follow.
 
     Numbers may be a little off where several threads send.
     """
 
-    def __init__(self, driver: Driver | None) -> None:
-        super().__init__(driver, MAILBOX)
+    def __init__(self, driver: Driver | None, most: int) -> None:
+        super().__init__(driver, most)
         self._unmarked: dict[int, int] = {}
 
     def count(self, frame: Frame) -> dict[int, int]:
-        """Count a message that is about to be sent to an actor of each of its ranks.
+        """Count a message that is about to be sent to each of its ranks.
 
         Returns, if a marker should follow it, the bytes that this one stands for, by rank.
         """
@@ -124,6 +126,13 @@ class Mailboxes(Backlog):
             return 0
         return self._unmarked.pop(actor, 0)
 
+
+class Mailboxes(Counted):
+    """What actors have been sent and have not begun to handle."""
+
+    def __init__(self, driver: Driver | None) -> None:
+        super().__init__(driver, MAILBOX)
+
     def wait(self, to: Sequence[int], timeout: float | None = None) -> bool:
         """The same. But an actor waits only while nobody is known to wait for itself.
 
@@ -143,10 +152,15 @@ class Mailboxes(Backlog):
 
 
 class MeshBacklog(Backlog):
-    """What goes by the hosts to a mesh; it has arrived when a proc has read it."""
+    """What goes by the hosts to a mesh; it has arrived when a proc has read it.
+
+    Attributes:
+        ports: the same of messages for ports.
+    """
 
     def __init__(self, driver: Driver | None) -> None:
         super().__init__(driver, HIGH_WATER)
+        self.ports = Counted(driver, HIGH_WATER)
         self._mailboxes: dict[int, Mailboxes] = {}
 
     def mailboxes(self, actor: int) -> Mailboxes:
@@ -162,7 +176,8 @@ class MeshBacklog(Backlog):
     @property
     def is_idle(self) -> bool:
         """Whether nothing that is marked is under way, or waits for its actor."""
-        return super().is_idle and all(each.is_idle for each in self._mailboxes.copy().values())
+        inner = (self.ports, *self._mailboxes.copy().values())
+        return super().is_idle and all(each.is_idle for each in inner)
 
     def wait_for(self, frame: Frame, timeout: float | None) -> None:
         """Wait for room for a message, on the way and in the mailboxes of its actors."""
@@ -189,6 +204,14 @@ def is_marker(frame: Frame) -> bool:
 def taken(mesh: int, actor: int, ranks: Sequence[int]) -> Frame:
     """Arrives when an actor comes to it: a call, whose answer is the news."""
     return Frame(Kind.CALL, _TAKEN, mesh=mesh, actor=actor, ranks=ranks, flags=STREAM)
+
+
+def read(mesh: int, ranks: Sequence[int]) -> Frame:
+    """Arrives when a process has read it, behind messages for its ports: a call to no actor.
+
+    A proc answers it with its body; the controller refuses it, which is the same.
+    """
+    return Frame(Kind.CALL, _NOTHING, mesh=mesh, ranks=ranks, flags=STREAM | PORTS)
 
 
 def is_counted(frame: Frame) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmmesh.actors.backlog import Backlog, MeshBacklog, is_counted, marker, taken
+from slurmmesh.actors.backlog import Backlog, MeshBacklog, is_counted, marker, read, taken
 from slurmmesh.actors.calls import CallBook
 from slurmmesh.actors.deadlines import Deadlines
 from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
@@ -222,12 +222,26 @@ class Caller:
         backlog = self._backlog(mesh)
         mailboxes = backlog.mailboxes(actor)
         sizes = mailboxes.count(frame) if is_counted(frame) else {}
-        if sizes and not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
+        if sizes and self._may_wait:
             backlog.wait_for(frame, timeout)
         self._by_hosts(frame)
         if sizes:
             self._mark(backlog, sizes, marker(mesh, ranks))
             self._mark(mailboxes, sizes, taken(mesh, actor, ranks))
+
+    def send_to_port(self, frame: Frame) -> None:
+        """Send a PORT frame to its rank. Waits while much that went to ports there is not read."""
+        ports = self._backlog(frame.mesh).ports
+        sizes = ports.count(frame)
+        if sizes and self._may_wait:
+            ports.wait(frame.ranks)
+        self._by_hosts(frame)
+        if sizes:
+            self._mark(ports, sizes, read(frame.mesh, frame.ranks))
+
+    @property
+    def _may_wait(self) -> bool:
+        return not (in_loop_thread() or self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _mark(self, backlog: Backlog, sizes: dict[int, int], marker: Frame) -> None:
         """Send a marker by the hosts."""

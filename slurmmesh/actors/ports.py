@@ -1,8 +1,9 @@
 """Channels: a port to send to, from any process, and a receiver in the process that opened it.
 
-A port is a value: its owner and a number. Sending never waits for the receiver, and what comes
-for a receiver that is gone is dropped. Messages of one sender arrive in their order. A receiver
-does not notice that a sender died.
+A port is a value: its owner and a number. Sending never waits for the receiver, but for its process
+while that does not read what it was sent (``actors/backlog.py``); what comes for a receiver that is
+gone is dropped. Messages of one sender arrive in their order. A receiver does not notice that a
+sender died.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Port(Generic[T]):
         self._lock = threading.Lock()
 
     def send(self, value: T) -> None:
-        """Send ``value``. Returns at once; the receiver's process may be gone.
+        """Send ``value``. The receiver's process may be gone.
+
+        Returns at once, unless much of what that process was sent it has not read yet.
 
         Raises UsageError if it cannot be pickled, or a once-port was used before.
         """

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -322,6 +323,9 @@ class _Proc:
         runner = self._runners.get(actor)
         if runner is not None:
             runner.post(message)
+            return
+        if not actor and message.frame is not None:  # a marker, see backlog.read
+            self._link.post(replace(message.frame, kind=Kind.RESULT, ranks=(), flags=0))
             return
         if actor in self._stopped:
             self._refuse(message, MeshStopped(f"{self._stopped[actor]!r} was stopped"))

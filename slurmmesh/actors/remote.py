@@ -133,7 +133,7 @@ class ProcRuntime:
     ) -> None:
         frame = Frame(Kind.PORT, body, buffers, port, owner.mesh, owner.incarnation, (owner.rank,))
         with contextlib.suppress(LinkClosed):
-            self._link.send(frame)
+            self.caller.send_to_port(frame)
 
     def new_actor(self, mesh: int) -> int:
         number: int = self._asked("spawning an actor", "new_actor", mesh)

@@ -76,6 +76,10 @@ class Passing:
         elif frame.kind is Kind.AFRESH:
             self._relay.afresh(frame)
 
+    def has(self, mesh: int, rank: int) -> bool:
+        """Whether a rank runs here."""
+        return (mesh, rank) in self._procs
+
     def answered(self, frame: Frame) -> None:
         """Take an answer of a proc of this host."""
         self._relay.reply(frame, self._host)

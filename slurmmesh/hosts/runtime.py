@@ -118,12 +118,10 @@ class ProgramRuntime:
         self, owner: ProcessId, port: int, body: Buffer, buffers: Sequence[Buffer]
     ) -> None:
         """See ``Runtime.send_to_port``."""
-        mesh = self._known(owner.mesh)
-        if mesh is None:
+        if self._known(owner.mesh) is None:
             return
         frame = Frame(Kind.PORT, body, buffers, port, owner.mesh, owner.incarnation, (owner.rank,))
-        for link, position in self._life.post(mesh, frame):
-            link.wait_for_room(frame, position)
+        self._caller.send_to_port(frame)
 
     def spawn_procs(
         self,

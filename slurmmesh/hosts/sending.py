@@ -20,7 +20,7 @@ from slurmmesh.hosts.errands import Errands
 from slurmmesh.hosts.messages import FindMesh, MeshFound
 from slurmmesh.hosts.relay import Way, origin_of
 from slurmmesh.hosts.routes import Routes
-from slurmmesh.wire.frames import Frame
+from slurmmesh.wire.frames import PORTS, Frame
 from slurmmesh.wire.reactor import Reactor
 
 
@@ -29,6 +29,9 @@ class Taker(Protocol):
 
     def take(self, up: Way, frame: Frame, keep: bool = False) -> None:
         """Take a frame from above; see ``Relay.request``."""
+
+    def has(self, mesh: int, rank: int) -> bool:
+        """Whether a rank runs here."""
 
 
 class Sending:
@@ -119,6 +122,8 @@ class Sending:
 
     def _send(self, frame: Frame) -> None:
         way = self._ways.get(frame.mesh)
+        if frame.flags & PORTS and not self._here.has(frame.mesh, frame.ranks[0]):
+            way = self._post
         if way is not None:
             way(frame)
         elif frame.mesh in self._waiting:

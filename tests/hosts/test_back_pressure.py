@@ -17,7 +17,7 @@ import pytest
 import slurmmesh as sm
 from slurmmesh.actors import backlog
 from slurmmesh.errors import CallTimeout, ProcDied
-from slurmmesh.wire import batches, links
+from slurmmesh.wire import batches, links, sharing
 
 ROOM = 1 << 20
 LARGE = bytes(100_000)
@@ -111,6 +111,11 @@ class Teller(sm.Actor):
         self.answers = [one.tell.call_one(index, small(index)) for index in range(number)]
 
     @sm.endpoint
+    def send_to(self, port: Any, number: int, size: int) -> None:
+        for index in range(number):
+            port.send((index, bytes(size)))
+
+    @sm.endpoint
     def hold(self, one: Any, path: str) -> None:
         """Until it has a direct link, and then have it wait there."""
         while one.tell._place is None or one.tell._place.direct is None:
@@ -120,6 +125,23 @@ class Teller(sm.Actor):
     @sm.endpoint
     def count(self) -> int:
         return sum(len(answer.get(60)) == SMALL for answer in self.answers)
+
+    @sm.endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Listener(sm.Actor):
+    """Has a port."""
+
+    @sm.endpoint
+    def open(self) -> sm.Port[Any]:
+        port, self.receiver = sm.Channel.open()
+        return port
+
+    @sm.endpoint
+    def hear(self, number: int) -> list[int]:
+        return [self.receiver.recv().get(60)[0] for _ in range(number)]
 
     @sm.endpoint
     def pid(self) -> int:
@@ -393,3 +415,85 @@ def test_a_callback_that_sends_much_to_a_proc_that_does_not_read_holds_up_nobody
         late = hosts.spawn_procs(name="late")
         assert late.initialized.get(60)
     assert one.all.call_one().get(60) == (pid, list(range(number)))
+
+
+@pytest.mark.parametrize("size", [len(LARGE), 4 * sharing.THRESHOLD])
+def test_messages_for_a_port_wait_for_the_proc_that_does_not_read(hosts, wait_until, stopped, size):
+    listener = hosts.spawn_procs(name="deaf").spawn("listener", Listener)
+    procs = hosts.spawn_procs(name="other")
+    teller, watcher = procs.spawn("teller", Teller), procs.spawn("watcher", Watcher)
+    port, pid = listener.open.call_one().get(60), listener.pid.call_one().get(60)
+    number, sent = 100 * ROOM // size, []
+
+    def send() -> None:
+        for index in range(number):
+            port.send((number + index, bytes(size)))
+            sent.append(index)
+
+    with stopped(pid):
+        before = resident(agent_of(pid))
+        told = teller.send_to.call_one(port, number, size)
+        wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+        with in_thread(send) as thread:
+            wait_until(lambda: waits_in(thread.ident, backlog.Backlog.wait))
+            assert len(sent) * size < 2 * ROOM + size
+            assert resident(agent_of(pid)) - before < 16 * ROOM < number * size
+            os.kill(pid, signal.SIGCONT)
+    told.get(60)
+    heard = listener.hear.call_one(2 * number).get(60)
+    assert [each for each in heard if each < number] == list(range(number))
+    assert [each for each in heard if each >= number] == list(range(number, 2 * number))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_messages_for_a_port_on_another_host_wait_all_the_way(
+    dial_hosts, tmp_path, wait_until, stopped, lost
+):
+    with dial_hosts(tmp_path / "job", 2) as job:
+        listener = job.hosts.slice(hosts=0).spawn_procs(name="deaf").spawn("listener", Listener)
+        procs = job.hosts.slice(hosts=1).spawn_procs(name="other")
+        teller, watcher = procs.spawn("teller", Teller), procs.spawn("watcher", Watcher)
+        port, pid = listener.open.call_one().get(60), listener.pid.call_one().get(60)
+        agents = [*(agent.pid for agent in job.agents), os.getpid()]
+        number = 400
+        with stopped(pid):
+            before = [resident(pid) for pid in agents]
+            told = teller.send_to.call_one(port, number, len(LARGE))
+            wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+            for agent, size in zip(agents, before, strict=True):
+                assert resident(agent) - size < 16 * ROOM < number * len(LARGE)
+            if lost:
+                os.kill(job.agents[0].pid, signal.SIGKILL)
+                told.get(60)
+        if not lost:
+            told.get(60)
+            assert listener.hear.call_one(number).get(60) == list(range(number))
+
+
+def test_messages_for_a_port_of_a_proc_that_dies_hold_up_nobody(hosts, wait_until, stopped):
+    listener = hosts.spawn_procs(name="deaf").spawn("listener", Listener)
+    procs = hosts.spawn_procs(name="other")
+    teller, watcher = procs.spawn("teller", Teller), procs.spawn("watcher", Watcher)
+    port, pid = listener.open.call_one().get(60), listener.pid.call_one().get(60)
+    with stopped(pid):
+        told = teller.send_to.call_one(port, 400, len(LARGE))
+        wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+        os.kill(pid, signal.SIGKILL)
+        told.get(60)
+
+
+def test_messages_for_a_port_wait_for_the_program_when_that_does_not_read(hosts, wait_until):
+    procs = hosts.spawn_procs(name="other")
+    teller, watcher = procs.spawn("teller", Teller), procs.spawn("watcher", Watcher)
+    teller.pid.call_one().get(60)
+    wait_until(lambda: watcher.queued.call_one().get(60) >= 0 and watcher.queued._place.direct)
+    port, receiver = sm.Channel.open()
+    number, busy = 400, threading.Event()
+    hosts._runtime.controller._reactor.call_soon(busy.wait, 60)
+    try:
+        told = teller.send_to.call_one(port, number, len(LARGE))
+        wait_until(lambda: watcher.waits_for_arrival.call_one().get(60))
+    finally:
+        busy.set()
+    told.get(60)
+    assert [receiver.recv().get(60)[0] for _ in range(number)] == list(range(number))
