@@ -6,24 +6,23 @@ still closing gets a few seconds; what then remains fails the test by name, and 
 removed so that later tests start clean.
 
 A fixture wider than one test (a lab shared by a module) says ``outlives_tests(folder)``: what
-works in that folder is checked when the module and the session end, not after each test.
+works in that folder is checked when the module and the session end, not after each test. One of
+the whole session says ``outlives_modules(folder)``.
 
-The pytest process runs as the child of a small keeper, which is the subreaper: orphans of the
-tests get it as their parent, as they would get init, so they are found and reaped at once, and
-whatever is left when pytest ends, however it ends, is killed. With ``-n`` each worker of
+The pytest process runs as the child of a small keeper (keeper.py). With ``-n`` each worker of
 pytest-xdist has a keeper and a temp folder of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import gc
+import itertools
 import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import stat
 import sys
@@ -34,10 +33,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests import keeper
+
+# Tests start Python thousands of times: what one process has compiled the others shall find.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The machines are shared: how long an example takes says nothing.
 settings.register_profile("shared-machine", deadline=None)
@@ -56,102 +61,6 @@ REQUIRED = (
     ("--require-cuda", "requires_cuda", "an NVIDIA GPU"),
 )
 
-# In the environment of a worker of pytest-xdist, until it has read it.
-_WORKERS_TEMP = "SLURMMESH_TESTS_TEMP"
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-# ------------------------------------------------------------------ the keeper
-
-
-def _descendants(root: int) -> dict[tuple[int, str], str]:
-    """Processes below ``root``, as (pid, start time) -> state."""
-    children: dict[int, list[tuple[int, str, str]]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            text = Path("/proc", entry, "stat").read_text()
-            fields = text[text.rindex(")") + 2 :].split()
-            children.setdefault(int(fields[1]), []).append((int(entry), fields[19], fields[0]))
-    found: dict[tuple[int, str], str] = {}
-    parents = [root]
-    while parents:
-        for pid, started, state in children.get(parents.pop(), ()):
-            found[pid, started] = state
-            parents.append(pid)
-    return found
-
-
-def _has_children(pid: int) -> bool:
-    """Or may have: cheap, beside ``_descendants``, and most tests start no process."""
-    tasks = f"/proc/{pid}/task"
-    try:
-        return any(Path(tasks, task, "children").read_text() for task in os.listdir(tasks))
-    except OSError:  # a thread ended
-        return True
-
-
-def _has_others(keeper: int, pytest_pid: int) -> bool:
-    return Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split() != [str(pytest_pid)]
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
-def _become_child_of_a_keeper(temp: Path) -> None:
-    """Fork: the child goes on as pytest; the parent reaps, sweeps, and ends as pytest ended."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    pytest_pid = os.fork()
-    if pytest_pid == 0:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches pytest itself
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda signum, _frame: os.kill(pytest_pid, signum))
-    pid = status = 0
-    while pid != pytest_pid:
-        pid, status = os.wait()
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            for left, _started in _descendants(os.getpid()):
-                _kill(left)
-            os.wait()
-    shutil.rmtree(temp, ignore_errors=True)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
-
-
-def _let_children_have_signals() -> None:
-    """What nohup or a shell's ``&`` has us ignore, what we start would ignore, too."""
-    for signum in (signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(signum) is signal.SIG_IGN:
-            signal.signal(signum, lambda _signum, _frame: None)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Workers are started by ``_start_worker``: they have threads when their hooks are called."""
-    for spec in specs:
-        spec.python = shlex.join([sys.executable, __file__])
-
-
-def _start_worker() -> NoReturn:
-    temp = tempfile.mkdtemp(prefix="smt-")
-    _become_child_of_a_keeper(Path(temp))
-    os.environ[_WORKERS_TEMP] = temp
-    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-
 
 # ------------------------------------------------------------------ what is there
 
@@ -167,8 +76,9 @@ class Snapshot:
 
     @classmethod
     def take(cls, temp: Path) -> Snapshot:
-        me, keeper = os.getpid(), os.getppid()
-        tree = _descendants(keeper) if _has_children(me) or _has_others(keeper, me) else {}
+        me, parent = os.getpid(), os.getppid()
+        are_others = keeper.has_children(me) or keeper.has_others(parent, me)
+        tree = keeper.descendants(parent) if are_others else {}
         return cls(
             processes={key: state for key, state in tree.items() if key[0] != me},
             descriptors={key: key[1] for key in _open_descriptors(me)},
@@ -230,7 +140,7 @@ class Snapshot:
     def remove(self) -> None:
         """End and delete it. Descriptors and threads cannot be taken away safely: they stay."""
         for pid, _started in self.processes:
-            _kill(pid)
+            keeper.kill(pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         for path in self.files:
@@ -338,31 +248,32 @@ class LeakCheck:
 
     temp: Path
     closing_time_s: float
-    shared: list[Path] = field(default_factory=list)
+    modules: list[Path] = field(default_factory=list)
+    sessions: list[Path] = field(default_factory=list)
     told: Snapshot = Snapshot({}, {}, {}, {})
 
     @contextlib.contextmanager
-    def leaves_nothing(self, who: str, *, but_shared: bool = False) -> Iterator[None]:
-        """Fail if what runs inside leaves something behind."""
+    def leaves_nothing(self, who: str, *shared: list[Path]) -> Iterator[None]:
+        """Fail if what runs inside leaves something behind, but what works in shared folders."""
         before = Snapshot.take(self.temp)
         yield
-        left = self._left(before, but_shared)
+        left = self._left(before, shared)
         if not left:
             return
         gc.collect()  # what only a reference cycle keeps open is no leak of the test
         deadline = time.monotonic() + self.closing_time_s
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
-            left = self._left(before, but_shared)
+            left = self._left(before, shared)
         if left:
             description = left.describe()
             left.remove()
             self.told = self.told.plus(left)
             pytest.fail(f"{who} left behind:\n{description}", pytrace=False)
 
-    def _left(self, before: Snapshot, but_shared: bool) -> Snapshot:
+    def _left(self, before: Snapshot, shared: tuple[list[Path], ...]) -> Snapshot:
         left = Snapshot.take(self.temp).since(before).since(self.told)
-        return left.without(self.shared) if but_shared else left
+        return left.without(list(itertools.chain(*shared)))
 
 
 _CHECK = pytest.StashKey[LeakCheck]()
@@ -381,19 +292,28 @@ def leak_check(
         yield check
 
 
+Outlives = Callable[[Path], AbstractContextManager[None]]
+
+
 @pytest.fixture(scope="session")
-def outlives_tests(leak_check: LeakCheck) -> Callable[[Path], AbstractContextManager[None]]:
-    """For fixtures wider than a test: ``with outlives_tests(folder): yield ...``."""
+def outlives_tests(leak_check: LeakCheck) -> Outlives:
+    """For fixtures of a module: ``with outlives_tests(folder): yield ...``."""
+    return functools.partial(_among, leak_check.modules)
 
-    @contextlib.contextmanager
-    def declare(folder: Path) -> Iterator[None]:
-        leak_check.shared.append(folder)
-        try:
-            yield
-        finally:
-            leak_check.shared.remove(folder)
 
-    return declare
+@pytest.fixture(scope="session")
+def outlives_modules(leak_check: LeakCheck) -> Outlives:
+    """The same for fixtures of the session."""
+    return functools.partial(_among, leak_check.sessions)
+
+
+@contextlib.contextmanager
+def _among(folders: list[Path], folder: Path) -> Iterator[None]:
+    folders.append(folder)
+    try:
+        yield
+    finally:
+        folders.remove(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -424,7 +344,7 @@ def _faults_do_not_end_pytest() -> None:
 def _module_leaves_nothing(
     request: pytest.FixtureRequest, leak_check: LeakCheck, _session_leaves_nothing: None
 ) -> Iterator[None]:
-    with leak_check.leaves_nothing(f"the module {request.node.nodeid}"):
+    with leak_check.leaves_nothing(f"the module {request.node.nodeid}", leak_check.sessions):
         yield
 
 
@@ -432,7 +352,8 @@ def _module_leaves_nothing(
 def _test_leaves_nothing(
     request: pytest.FixtureRequest, leak_check: LeakCheck, _module_leaves_nothing: None
 ) -> Iterator[None]:
-    with leak_check.leaves_nothing(request.node.nodeid, but_shared=True):
+    shared = leak_check.modules, leak_check.sessions
+    with leak_check.leaves_nothing(request.node.nodeid, *shared):
         yield
 
 
@@ -472,13 +393,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Workers are started by the keeper: they have threads when their hooks are called."""
+    for spec in specs:
+        spec.python = shlex.join([sys.executable, keeper.__file__])
+
+
 def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
-    _let_children_have_signals()
-    temp = Path(os.environ.pop(_WORKERS_TEMP) if is_worker else tempfile.mkdtemp(prefix="smt-"))
+    keeper.let_children_have_signals()
+    temp = Path(os.environ.pop(keeper.WORKERS_TEMP) if is_worker else keeper.make_temp())
     config.stash[_CHECK] = LeakCheck(temp, config.getoption("--closing-time"))
     if not is_worker:
-        _become_child_of_a_keeper(temp)
+        keeper.become_child(temp)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -493,7 +421,3 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"skipped, but this run requires {what}: {reason}"
     return report
-
-
-if __name__ == "__main__":
-    _start_worker()

@@ -65,6 +65,18 @@ def test_shared_service(shared):
     (shared / "log").touch()
     subprocess.Popen(["sh", "-c", f"tail -f {shared}/log & echo $! > {shared}/pid"]).wait()
 
+@pytest.fixture(scope="session")
+def lasting(outlives_modules, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lasting")
+    with outlives_modules(folder):
+        service = subprocess.Popen(["sleep", "1000"], cwd=folder)
+        yield folder
+        service.kill()
+        service.wait()
+
+def test_lasting_service(lasting):
+    subprocess.Popen(["sh", "-c", "sleep 1000 & echo $! > left.pid"]).wait()
+
 def test_last():
     pass
 """
@@ -99,6 +111,7 @@ def run_pytest(folder: Path, program: str, *options: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_program.py"],
         cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(here.parent)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -119,6 +132,7 @@ def test_each_leak_fails_its_own_test_by_name(tmp_path: Path, workers: str) -> N
         "test_listening_socket",
         "test_thread",
         "test_file",
+        "test_lasting_service",
     }, printed
     assert "sleep 1000" in found["test_orphan"]
     assert re.search(
@@ -130,7 +144,7 @@ def test_each_leak_fails_its_own_test_by_name(tmp_path: Path, workers: str) -> N
     )
     assert "stays" in found["test_thread"]
     assert "/forgotten" in found["test_file"]
-    assert "10 passed, 6 errors" in printed
+    assert "11 passed, 7 errors" in printed
     assert not is_running(tmp_path / "orphan.pid")
 
 

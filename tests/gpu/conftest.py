@@ -21,14 +21,14 @@ EMULATED: dict[str, tuple[str, build.Flavour, dict[str, str | int]]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gpu_servers(
     tmp_path_factory: pytest.TempPathFactory,
-    outlives_tests: Callable[[Path], AbstractContextManager[None]],
+    outlives_modules: Callable[[Path], AbstractContextManager[None]],
 ) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("gpu")
     servers = Servers(folder)
-    with outlives_tests(folder):
+    with outlives_modules(folder):
         try:
             yield servers
         finally:
