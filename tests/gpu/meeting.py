@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,8 +17,6 @@ class Rank:
     """This process among those of a test."""
 
     def __init__(self, folder: str, rank: int, size: int) -> None:
-        # Runs after what is registered later; then the interpreter, with torch, takes no second.
-        atexit.register(_leave)
         self.folder = Path(folder)
         self.rank = rank
         self.size = size
@@ -58,10 +53,3 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.005)
-
-
-def _leave() -> None:
-    failed = hasattr(sys, "last_value")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(failed)

@@ -28,6 +28,7 @@ from slurmmesh.errors import (
 from slurmmesh.gpu import DeviceMemory
 from slurmmesh.gpu.library import Library
 from tests.gpu.alive import alive
+from tests.gpu.forkserver import ends_wholly
 
 UNIT = 2 << 20
 
@@ -358,6 +359,7 @@ def after_free() -> None:
     cycle.append(cycle)
 
 
+@ends_wholly
 def at_exit() -> None:
     """The interpreter ends with all of it alive, and with calls recorded."""
     global _kept
