@@ -7,7 +7,6 @@ other may not have arrived.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import socket
@@ -17,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from slurmmesh.actors.backlog import Backlog, MeshBacklog, is_counted, marker, read, taken
-from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors.calls import CallBook, in_order, settle
 from slurmmesh.actors.deadlines import Deadlines
-from slurmmesh.actors.direct import DirectLink, Place, Sink, not_loaded
+from slurmmesh.actors.direct import DirectLink, Leg, Place, Sink
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
 from slurmmesh.wire.driver import Driver
@@ -79,6 +78,7 @@ class Caller:
         self._backlogs: dict[int, MeshBacklog] = {}
         self._broken: dict[tuple[int, int], list[DirectLink]] = {}
         self._count = 0
+        self._leaving = 0
         self._deadlines = Deadlines(driver.reactor)
         self.deaths: Callable[[int, float], Sequence[ExitCause]] = lambda mesh, since: ()
         self.on_broken: Callable[[int, int, int], Any] = lambda mesh, rank, incarnation: None
@@ -139,7 +139,7 @@ class Caller:
             future: Future[Any] = Future(what, direct.driver)
             with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
                 self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
-                _send(direct, frame, functools.partial(_settle, future, finish), timeout)
+                _send(direct, frame, functools.partial(settle, future, finish), timeout)
                 return future
         if timeout is not None:
             # Answers that wait for each other on the way would count as missing.
@@ -170,7 +170,7 @@ class Caller:
         frame = replace(frame, flags=frame.flags | STREAM)
         futures: list[Future[Any]] = [Future(what, self.book.driver) for _ in frame.ranks]
         placed, apart = self._divide(frame)
-        call = self.book.open_stream(frame.mesh, frame.ranks, _in_order(futures), placed)
+        call = self.book.open_stream(frame.mesh, frame.ranks, in_order(futures), placed)
         self._limit(
             timeout,
             what,
@@ -186,31 +186,56 @@ class Caller:
         self,
         frame: Frame,
         call: int,
-        placed: dict[int, Place],
+        placed: dict[int, Leg],
         apart: dict[int, DirectLink],
         over: Over = lambda: None,
         timeout: float | None = None,
     ) -> None:
         """Send a call or a cast that is in the book, divided as ``_divide`` says."""
-        # Open first, then look: whoever ends the mesh says so first and then fails what is open.
-        error = over()
-        if error is not None:
-            self.book.fail(call, error, frame.ranks)
-            return
         try:
+            # Open first, then look: who ends the mesh says so first and then fails what is open.
+            error = over()
+            if error is not None:
+                self.book.fail(call, error, frame.ranks)
+                return
             if len(frame.ranks) == 1 and placed:
-                self._want_link(frame.mesh, frame.ranks[0], *placed.values())
+                self._want_link(frame.mesh, frame.ranks[0], placed[frame.ranks[0]].place)
             for rank, link in list(apart.items()):
                 if not self._send_apart(link, frame, call, rank, timeout):
                     del apart[rank]
                     self._depart(frame.mesh, rank, placed)
-            if any(place.broke for place in placed.values()):
+            if any(leg.place.broke for leg in placed.values()):
                 frame = replace(frame, flags=frame.flags | BROKEN)
             if len(apart) < len(frame.ranks):
                 self._send_by_hosts(_without(frame, apart, call), timeout)
         except BaseException as failed:  # an interrupt, or a frame over the limits
             self.book.fail(call, failed, frame.ranks)
             raise
+        finally:
+            marked = self._left(placed)
+        if marked is not None:
+            self._follow(marker(frame.mesh, tuple(placed)), lambda _ranks: self._passed(marked))
+
+    def _left(self, placed: dict[int, Leg]) -> Leg | None:
+        """A message has been sent on. What a marker should follow if it went by the hosts though
+        there is a direct link: an answer of before may be long in coming.
+
+        Not while any is yet to be sent that is counted already: markers come behind all that is.
+        """
+        with self._lock:
+            self._leaving -= 1
+            if self._leaving or len(placed) != 1:
+                return None
+            [leg] = placed.values()
+            place = leg.place
+            if place.marked is not None or not place.is_up or place.under_way < 2:
+                return None
+            return place.mark()
+
+    def _passed(self, marked: Leg) -> None:
+        """Such a marker has arrived."""
+        with self._lock:
+            marked.place.passed(marked)
 
     def _send_by_hosts(self, frame: Frame, timeout: float | None) -> None:
         """Waits while much that went to these ranks has not arrived.
@@ -244,9 +269,12 @@ class Caller:
         return not (in_loop_thread() or self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _mark(self, backlog: Backlog, sizes: dict[int, int], marker: Frame) -> None:
-        """Send a marker by the hosts."""
+        """Send a marker of a backlog."""
         backlog.mark(sizes)
-        arrived = functools.partial(backlog.arrived, sizes)
+        self._follow(marker, functools.partial(backlog.arrived, sizes))
+
+    def _follow(self, marker: Frame, arrived: Callable[[list[int]], Any]) -> None:
+        """Send a marker by the hosts; ``arrived`` is told where it is, or never will be."""
         call = self.book.open_marker(marker.mesh, marker.ranks, arrived)
         try:
             self._by_hosts(replace(marker, call=call))
@@ -339,18 +367,19 @@ class Caller:
     def _direct(self, frame: Frame) -> DirectLink | None:
         return self.place(frame.mesh, frame.ranks[0]).direct if len(frame.ranks) == 1 else None
 
-    def _divide(self, frame: Frame) -> tuple[dict[int, Place], dict[int, DirectLink]]:
+    def _divide(self, frame: Frame) -> tuple[dict[int, Leg], dict[int, DirectLink]]:
         """Before a message goes by the hosts: where it goes, and where it must not go.
 
         Returns:
-            the places that it departs to, which are to be told when it arrives; and the ranks
+            the legs on which it departs, which are to be told when it arrives; and the ranks
             that must get it over their direct link, because something on there may not have
             arrived yet.
         """
-        placed: dict[int, Place] = {}
+        placed: dict[int, Leg] = {}
         apart: dict[int, DirectLink] = {}
         ranks = frame.ranks
         with self._lock:
+            self._leaving += 1
             if len(ranks) == 1:
                 self.place(frame.mesh, ranks[0])  # it may have been forgotten since it was found
             known = self._places.get(frame.mesh, {})
@@ -364,17 +393,15 @@ class Caller:
                 if place.link is not None and not place.link.is_quiet:
                     apart[rank] = place.link
                 else:
-                    place.depart()
-                    placed[rank] = place
+                    placed[rank] = place.depart()
         return placed, apart
 
-    def _depart(self, mesh: int, rank: int, placed: dict[int, Place]) -> None:
+    def _depart(self, mesh: int, rank: int, placed: dict[int, Leg]) -> None:
         """To one rank more a message goes by the hosts, because its link has just broken."""
         with self._lock:
             place = self.place(mesh, rank)
-            place.depart()
             place.broke = True
-            placed[rank] = place
+            placed[rank] = place.depart()
 
     def _want_link(self, mesh: int, rank: int, place: Place) -> None:
         """Ask for a direct link to a rank, from time to time, unless there are too many.
@@ -457,35 +484,3 @@ def _without(frame: Frame, apart: dict[int, DirectLink], call: int) -> Frame:
     if apart:
         ranks = tuple(rank for rank in ranks if rank not in apart)
     return replace(frame, call=call, ranks=ranks)
-
-
-def _settle(
-    future: Future[Any],
-    finish: Callable[[list[Any]], Any],
-    value: Any,
-    error: BaseException | None,
-) -> None:
-    """Settle the future of a call to one rank."""
-    if error is None:
-        try:
-            value = finish([value])
-        except BaseException as raised:  # code of the user's classes
-            error = not_loaded(raised)
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)
-
-
-def _in_order(futures: Sequence[Future[Any]]) -> Sink:
-    """Settles one future with each answer, the first with the first that comes."""
-    waiting = collections.deque(futures)
-
-    def take(value: Any, error: BaseException | None) -> None:
-        future = waiting.popleft()
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-
-    return take

@@ -5,13 +5,14 @@ It is for what goes by the hosts; a direct link keeps its own calls (``actors/di
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmmesh.actors.direct import Place, Sink, answer_of, not_loaded
+from slurmmesh.actors.direct import Leg, Sink, answer_of, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame
@@ -26,7 +27,7 @@ class _Open:
     A cast waits for the news that it was delivered, and does nothing with it.
     """
 
-    def __init__(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]) -> None:
+    def __init__(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Leg]) -> None:
         self.mesh = mesh
         self.slots = {rank: index for index, rank in enumerate(ranks)}
         self.places = places
@@ -39,8 +40,8 @@ class _Open:
             index = self.slots.pop(rank, None)
             if index is not None:
                 indices.append(index)
-                if self.places and (place := self.places.get(rank)) is not None:
-                    place.arrive()
+                if self.places and (leg := self.places.get(rank)) is not None:
+                    leg.arrive()
         return indices
 
     def answered(self, indices: list[int], value: Any) -> Then | None:
@@ -80,7 +81,7 @@ class _OpenCall(_Open):
         self,
         mesh: int,
         ranks: Sequence[int],
-        places: Mapping[int, Place],
+        places: Mapping[int, Leg],
         future: Future[Any],
         finish: Callable[..., Any],
     ) -> None:
@@ -116,7 +117,7 @@ class _OpenStream(_Open):
     """Each rank's answer or error goes to ``sink`` when it comes."""
 
     def __init__(
-        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place], sink: Sink
+        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Leg], sink: Sink
     ) -> None:
         super().__init__(mesh, ranks, places)
         self.sink = sink
@@ -152,7 +153,7 @@ class CallBook:
         ranks: Sequence[int],
         finish: Callable[[list[Any]], Any],
         what: str,
-        places: Mapping[int, Place] | None = None,
+        places: Mapping[int, Leg] | None = None,
         future: Future[Any] | None = None,
     ) -> tuple[int, Future[Any]]:
         """Note a call before it is sent.
@@ -172,12 +173,12 @@ class CallBook:
         return call, future
 
     def open_stream(
-        self, mesh: int, ranks: Sequence[int], sink: Sink, places: Mapping[int, Place]
+        self, mesh: int, ranks: Sequence[int], sink: Sink, places: Mapping[int, Leg]
     ) -> int:
         """Note a call whose answers go to ``sink``, one by one; returns its id."""
         return self._note(_OpenStream(mesh, ranks, places, sink))
 
-    def open_cast(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Place]) -> int:
+    def open_cast(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Leg]) -> int:
         """Note a cast, to tell these places when it is known to have arrived; returns its id."""
         return self._note(_Open(mesh, ranks, places))
 
@@ -265,3 +266,35 @@ class CallBook:
             ]
         for call_id, ranks in hit:
             self.fail(call_id, error, ranks)
+
+
+def settle(
+    future: Future[Any],
+    finish: Callable[[list[Any]], Any],
+    value: Any,
+    error: BaseException | None,
+) -> None:
+    """Settle the future of a call to one rank."""
+    if error is None:
+        try:
+            value = finish([value])
+        except BaseException as raised:  # code of the user's classes
+            error = not_loaded(raised)
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
+def in_order(futures: Sequence[Future[Any]]) -> Sink:
+    """Settles one future with each answer, the first with the first that comes."""
+    waiting = collections.deque(futures)
+
+    def take(value: Any, error: BaseException | None) -> None:
+        future = waiting.popleft()
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    return take

@@ -229,6 +229,26 @@ def not_loaded(error: BaseException) -> Exception:
     return RuntimeError(f"an answer cannot be loaded: {type(error).__name__}: {error}")
 
 
+class Leg:
+    """Messages that go to a place by the hosts, up to the next marker behind them.
+
+    Attributes:
+        place: where they go.
+        under_way: how many are not known to have arrived.
+    """
+
+    __slots__ = ("place", "under_way")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.under_way = 0
+
+    def arrive(self) -> None:
+        """One is known to have arrived, or never will."""
+        self.under_way -= 1
+        self.place.settle()
+
+
 class Place:
     """Where one rank is found, as one caller knows it.
 
@@ -237,19 +257,26 @@ class Place:
         link: the direct link there is, whether it may be used now or not.
         is_up: whether its peer is known.
         ask_at: time of the loop's clock before which no direct link is asked for.
-        under_way: messages by the hosts that are not known to have arrived.
+        leg: of what goes by the hosts now.
+        marked: the leg before, while the marker behind it has not arrived.
         broke: whether a direct link has broken of which not all may have been read yet.
     """
 
-    __slots__ = ("ask_at", "broke", "direct", "is_up", "link", "under_way")
+    __slots__ = ("ask_at", "broke", "direct", "is_up", "leg", "link", "marked")
 
     def __init__(self) -> None:
         self.direct: DirectLink | None = None
         self.link: DirectLink | None = None
         self.is_up = False
         self.ask_at = 0.0
-        self.under_way = 0
+        self.leg = Leg(self)
+        self.marked: Leg | None = None
         self.broke = False
+
+    @property
+    def under_way(self) -> int:
+        """How many messages by the hosts are not known to have arrived."""
+        return self.leg.under_way + (0 if self.marked is None else self.marked.under_way)
 
     def connect(self, link: DirectLink) -> None:
         """There is a direct link now."""
@@ -264,14 +291,25 @@ class Place:
         self.is_up = False
         return link
 
-    def depart(self) -> None:
-        """A message goes by the hosts."""
-        self.under_way += 1
+    def depart(self) -> Leg:
+        """A message goes by the hosts; the leg is to be told when it has arrived."""
+        self.leg.under_way += 1
         self.direct = None
+        return self.leg
 
-    def arrive(self) -> None:
-        """It is known to have arrived, or never will."""
-        self.under_way -= 1
+    def mark(self) -> Leg:
+        """A marker is about to follow all that went by the hosts."""
+        self.marked, self.leg = self.leg, Leg(self)
+        return self.marked
+
+    def passed(self, marked: Leg) -> None:
+        """That marker has arrived, and so has all before it; it may be told twice."""
+        if self.marked is marked:
+            self.marked = None
+            self.settle()
+
+    def settle(self) -> None:
+        """Use the direct link if nothing is under way by the hosts."""
         if not self.under_way:
             self.broke = False
             if self.is_up:

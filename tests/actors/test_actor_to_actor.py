@@ -45,7 +45,50 @@ class Callee(sm.Actor):
         raise ValueError("as it should")
 
 
+class Holder(sm.Actor):
+    """Holds up who calls ``hold``, until another opens the pipe."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+
+    @sm.endpoint
+    def hold(self, path: str) -> None:
+        with open(path):
+            pass
+
+    @sm.endpoint
+    def keep(self, number: int) -> None:
+        self.kept.append(number)
+
+    @sm.endpoint
+    def all(self) -> list[int]:
+        return self.kept
+
+
+def keep_beside_a_long_call(holder: Any, keeper: Any, path: str) -> tuple[bool, bool]:
+    """Whether ``keeper`` has a direct link before the first call to its proc is answered, and
+    whether it has kept what it was told in order."""
+    os.mkfifo(path)
+    long = holder.hold.call_one(path)
+    number, end = 0, time.monotonic() + 60
+    while keeper.keep._place is None or keeper.keep._place.direct is None:
+        keeper.keep.broadcast(number)
+        keeper.keep.call_one(number + 1).get(60)
+        number += 2
+        if time.monotonic() > end:
+            return False, False
+    is_early = not long.done()
+    keeper.keep.broadcast(number)
+    with open(path, "w"):
+        long.get(60)
+    return is_early, keeper.all.call_one().get(60) == list(range(number + 1))
+
+
 class Caller(sm.Actor):
+    @sm.endpoint
+    def keep_beside_a_long_call(self, holder: Any, keeper: Any, path: str) -> tuple[bool, bool]:
+        return keep_beside_a_long_call(holder, keeper, path)
+
     @sm.endpoint
     def pid(self) -> int:
         return os.getpid()
@@ -195,6 +238,25 @@ def test_calls_between_actors_take_a_direct_link_where_there_can_be_one(
         wait_until(
             lambda: callers.slice(hosts=0).is_direct.call_one(callees.slice(hosts=1)).get(30)
         )
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("is_actor", [False, True])
+def test_a_long_first_call_does_not_keep_the_direct_link_from_others(
+    hosts, hosts_meet, pair, tmp_path, host, is_actor
+):
+    if is_actor and not hosts_meet:  # there are no direct links to the other
+        host = 0
+    procs = hosts.slice(hosts=host).spawn_procs(name="held")
+    holder, keeper = procs.spawn("holder", Holder), procs.spawn("keeper", Holder)
+    path = str(tmp_path / "pipe")
+    if is_actor:
+        caller = pair[1].slice(hosts=0)
+        found = caller.keep_beside_a_long_call.call_one(holder, keeper, path).get(90)
+    else:
+        found = keep_beside_a_long_call(holder, keeper, path)
+    assert found == (True, True)
+    procs.stop().get(60)
 
 
 def test_an_actor_calls_a_whole_mesh_and_one_that_calls_another(pair):

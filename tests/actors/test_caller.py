@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from slurmmesh.actors.addresses import ProcessId
+from slurmmesh.actors.backlog import is_marker
 from slurmmesh.actors.caller import MANY_MESHES, Caller
 from slurmmesh.actors.direct import DirectLink, Place
 from slurmmesh.actors.remote import ProcRuntime
@@ -105,29 +106,57 @@ def test_a_message_over_the_limits_leaves_nothing_behind(direct, kind, quiet):
 
 def test_a_link_is_not_used_before_its_peer_is_known():
     place, link = Place(), object()
-    place.depart()
+    leg = place.depart()
     place.link = link  # type: ignore[assignment]
-    place.arrive()
+    leg.arrive()
     assert place.direct is None
     place.connect(link)  # type: ignore[arg-type]
     assert place.direct is link
     place.disconnect()
-    place.depart()
-    place.arrive()
+    place.depart().arrive()
     assert place.direct is None
 
 
 def test_a_link_that_is_there_is_not_asked_for_again(direct):
     asked = []
     direct.caller._ask = lambda mesh, rank: asked.append(rank) or True
-    direct.place.depart()  # something of before is under way by the hosts
+    leg = direct.place.depart()  # something of before is under way by the hosts
     assert direct.place.direct is None
     direct.caller.call(Frame(Kind.CALL, b"x", mesh=1, ranks=(0,)), list, "a call")
     assert not asked
     direct.caller.call(Frame(Kind.CALL, b"x", mesh=1, ranks=(1,)), list, "a call")
     assert asked == [1]
-    direct.place.arrive()
+    leg.arrive()
     direct.arrived()
+
+
+def test_a_marker_frees_the_direct_link_of_what_was_sent_before_it(direct):
+    caller, place, sent = direct.caller, direct.place, direct.by_hosts
+
+    def cast(body: bytes) -> None:
+        caller.cast(Frame(Kind.CAST, body, mesh=1, actor=1, ranks=(0,)))
+
+    def sends_another_before(frame: Frame) -> None:
+        caller._by_hosts = sent.append
+        cast(b"2")  # as another thread may, while this one is counted and not sent yet
+        sent.append(frame)
+
+    long = place.depart()
+    caller._by_hosts = sends_another_before
+    cast(b"1")
+    cast(b"3")
+    assert [bytes(frame.body) for frame in sent] == [b"2", b"1", b"", b"3"]
+    assert [is_marker(frame) for frame in sent] == [False, False, True, False]
+    caller.book.answer_ranks(sent[2].call, (0,), None)
+    assert place.direct is None  # of the last one nobody knows
+    caller.book.answer_ranks(sent[3].call, (0,), None)
+    assert place.direct is direct.link
+    assert long.under_way == 3
+    long.arrive()
+    direct.arrived()
+    assert place.direct is direct.link
+    assert place.under_way == 0
+    assert not caller.book._open
 
 
 def test_what_a_handler_sends_amid_a_send_has_the_larger_number(direct, monkeypatch, wait_until):
