@@ -19,9 +19,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from slurmmesh.wire.reactor import Reactor
+from slurmmesh.wire.spinning import Spinner
 
 TICK_S = 0.002
 """So long nobody must have run the loop before the thread in the background does."""
+_PUT_OFF = 10
+"""So many ticks the background leaves the loop alone while a thread only sends."""
 _PATIENCE_S = 0.1
 """How long the background may take to leave; then somebody else has the loop."""
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
@@ -69,6 +72,7 @@ class Driver:
         self._name = name
         self._turn = threading.RLock()  # reentrant only so that its owner can be told
         self._main_thread = threading.main_thread().ident
+        self._spinner = Spinner()
         self._leader = 0
         self._background_leads = False
         self._closed_by_leader = False
@@ -170,6 +174,7 @@ class Driver:
         reactor = self.reactor
         self._leader = me = reactor.enter()
         reactor.raising = me == self._main_thread
+        reactor.spinner = self._spinner
         if self._asleep:
             self._attend()
         self._run(done, deadline)
@@ -194,6 +199,7 @@ class Driver:
                 return
             self._leader = 0
             self.reactor.raising = False
+            self.reactor.spinner = None
             self.reactor.leave()
             if self._closed_by_leader:
                 self._close()
@@ -277,18 +283,27 @@ class Driver:
     def _background(self) -> None:
         reactor = self.reactor
         seen = -1
+        put_off = 0
         while not reactor.stopping:
             if reactor.turns != seen:
                 seen = reactor.turns
+            elif put_off < _PUT_OFF and self._somebody_sends:
+                put_off += 1
             elif self._turn.acquire(False):
                 self._run_in_background()
                 seen = -1
+                put_off = 0
             else:
                 self._sleep_until_news(seen)
             time.sleep(TICK_S)
         if not self._closed_by_leader:
             with self._turn:
                 self._close()
+
+    @property
+    def _somebody_sends(self) -> bool:
+        """Whether a thread sends much now: it will read soon, and is only held up until then."""
+        return time.monotonic() - self.reactor.sent_at < TICK_S / 2
 
     def _sleep_until_news(self, seen: int) -> None:
         """While somebody leads, and until something comes while nobody does."""
@@ -306,6 +321,8 @@ class Driver:
             reactor.enter()
             while not reactor.stopping and not self._wanted:
                 reactor.turn()
+                if self._somebody_sends:
+                    break
         finally:
             reactor.leave()
             self._background_leads = False

@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from slurmmesh.wire.spinning import Spinner
+
 READ = 1
 WRITE = 2
 _READABLE = select.EPOLLIN
@@ -92,6 +94,8 @@ class Reactor:
         self.unattended = False
         """Whether nobody looks until there is news: what is to be done before a wait is news."""
         self.raising = False
+        self.spinner: Spinner | None = None
+        """Set while a thread leads that should not sleep at once."""
         self.sent_at = 0.0
         """When one of its links last sent a batch, by ``time.monotonic``."""
         self._calls: collections.deque[_Call] = collections.deque()
@@ -211,7 +215,10 @@ class Reactor:
                 self._run_first(self._before_wait)
             if self._timers or self._calls or self._before_wait:
                 timeout = self._wait_time(timeout)
-            ready = self._epoll.poll(timeout)
+            if self.spinner is not None:
+                ready = self.spinner.wait(self._epoll.poll, timeout)
+            else:
+                ready = self._epoll.poll(timeout)
         finally:
             self.waiting = False
         self.turns += 1
