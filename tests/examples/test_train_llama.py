@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -39,17 +40,23 @@ def text():
 # ---------------------------------------------------------------------------- the data
 
 
+@functools.cache
+def made(seed, time=0):
+    """A text; one of each ``time`` is made anew."""
+    return llama.Text(seed, 64, 4)
+
+
 @given(seed=st.integers(0, 5), number=st.integers(0, 10_000))
 def test_a_batch_depends_on_seed_and_number_only(seed, number):
-    first = llama.Text(seed, 64, 4).batch(number)
-    again = llama.Text(seed, 64, 4).batch(number)
+    first = made(seed).batch(number)
+    again = made(seed, time=1).batch(number)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.data())
 def test_whoever_trains_on_a_batch_no_piece_is_read_twice(replicas, steps, data):
     """Batches 0 to n - 1 are disjoint, so any split of the numbers over replicas is."""
-    shared = llama.Text(seed=1, length=64, batch_size=4)
+    shared = made(seed=1)
     numbers = data.draw(st.permutations(range(replicas * steps)))
     places = [
         place for number in numbers for place in shared.train[number * 4 : number * 4 + 4].tolist()
@@ -150,7 +157,9 @@ def summary(folder: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode", [["--steps", "100"], ["--steps", "100", "--sync-every", "10"]], ids=["ddp", "diloco"]
+    "mode",
+    [["--steps", "100"], ["--steps", "100", "--sync-every", "10", "--batch-size", "8"]],
+    ids=["ddp", "diloco"],
 )
 def test_kills_hardly_change_the_loss(tmp_path, mode):
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
@@ -170,22 +179,40 @@ def test_kills_hardly_change_the_loss(tmp_path, mode):
     assert len(set(held_out.split(": ")[1].split(", "))) == 1  # all replicas ended equal
 
 
+# Runs a script once for each list of arguments, in forks of one process that has imported torch.
+FORKS = """
+import json, os, runpy, sys
+import torch
+script, *runs = sys.argv[1:]
+for number, arguments in enumerate(map(json.loads, runs)):
+    pid = os.fork()
+    if pid == 0:
+        sys.argv = [script, *arguments]
+        for fd, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), fd)
+        runpy.run_path(script, run_name="__main__")
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_bad_arguments_are_refused_in_one_line(tmp_path):
+    refused = [
         (["--steps", "10", "--sync-every", "3"], "multiple of --sync-every"),
         (["--steps", "0"], "positive multiple"),
         (["--faults", "kil@3s"], "did you mean 'kill'"),
         (["--faults", "kill@3s", "--replicas", "1"], "at least 2 replicas"),
         (["--replicas", "0"], "at least 1"),
-    ],
-)
-def test_bad_arguments_are_refused_in_one_line(tmp_path, arguments, words):
-    done = run(tmp_path / "bad", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    ]
+    runs = [json.dumps(arguments) for arguments, _ in refused]
+    command = [sys.executable, "-c", FORKS, str(SCRIPT), *runs]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=150)
+    assert done.stdout.split() == ["2"] * len(refused)
+    for number, (_, words) in enumerate(refused):
+        said = (tmp_path / f"{number}.err").read_text()
+        assert words in said.strip().splitlines()[-1]
+        assert "Traceback" not in said
 
 
 @pytest.mark.slow
