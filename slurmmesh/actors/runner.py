@@ -148,6 +148,7 @@ class ActorRunner:
         """Handle the next message. Nothing here outlives it: it may be large."""
         mailbox, withdrawn = self._mailbox, self._waits.withdrawn
         if self._tasks.beside:
+            self._waits.answers = b""  # whoever waits for the one before has its answer
             self._tasks.turn()
             if not mailbox.done():
                 self._tasks.wait_for_mail(mailbox, self._driver)
@@ -234,14 +235,13 @@ class ActorRunner:
     def _invoke_special(
         self, special: _Special, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        port = None
-        if special.options.explicit_response_port:
-            self._waits.answers = b""  # that is for the port, which another may have
-            port = self._port_of(message)
+        self._waits.answers, port, mark = b"", None, message.call_mark
+        if special.options.explicit_response_port:  # the port answers, which another may have
+            port, mark = self._port_of(message), b""
             args = (port, *args)
         if special.options.concurrent:
             concluded = functools.partial(self._concluded, message, port)
-            self._tasks.start(special.run(*args, **kwargs), concluded)
+            self._tasks.start(special.run(*args, **kwargs), concluded, mark)
             return _LATER
         try:
             result = special.run(*args, **kwargs)
@@ -450,6 +450,7 @@ class ActorRunner:
     def _supervise(self, message: Message, failure: MeshFailure) -> None:
         """Let the actor deal with a failure of a mesh of its own; else it fails with that."""
         error: BaseException
+        self._waits.endpoint, self._waits.answers = "__supervise__", b""
         text = f"{self.name!r} did not deal with this: {failure.report()}"
         try:
             handled: Any = self._instance.__supervise__(failure)  # type: ignore[union-attr]

@@ -25,13 +25,13 @@ class Tasks:
     It runs only inside of ``finish``, ``start``, ``turn`` and ``wait_for_mail``.
 
     Attributes:
-        beside: those that run beside the messages.
+        beside: those that run beside the messages, each with the mark of the call it answers.
         main: what is run to its end: no message is taken before.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.beside: set[asyncio.Task[Any]] = set()
+        self.beside: dict[asyncio.Task[Any], bytes] = {}
         self.main: Coroutine[Any, Any, Any] | None = None
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -39,15 +39,17 @@ class Tasks:
         self.main = coroutine
         return self._made().run_until_complete(coroutine)
 
-    def start(self, coroutine: Coroutine[Any, Any, Any], concluded: Concluded) -> None:
+    def start(
+        self, coroutine: Coroutine[Any, Any, Any], concluded: Concluded, mark: bytes = b""
+    ) -> None:
         """Run a coroutine up to where it first waits, and then beside what else runs."""
         from asyncio import CancelledError
 
         task = self._made().create_task(coroutine)
-        self.beside.add(task)
+        self.beside[task] = mark
 
         def done(task: asyncio.Task[Any]) -> None:
-            self.beside.discard(task)
+            self.beside.pop(task, None)
             if task.cancelled():
                 concluded(None, CancelledError("the endpoint was cancelled"))
             elif (error := task.exception()) is not None:
@@ -75,7 +77,7 @@ class Tasks:
     def cancel(self) -> None:
         """Cancel what runs beside the messages, and wait for it to end."""
         if self.beside:
-            self._cancel(self.beside)
+            self._cancel(set(self.beside))
 
     def close(self) -> None:
         """Cancel all tasks, those of the user too, and close the loop."""

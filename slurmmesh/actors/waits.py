@@ -81,11 +81,12 @@ class Asked(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """A wait of this actor."""
+    """A wait of this actor. ``blocks``: nothing runs beside it."""
 
     standing: Standing
     asked: Asked
     future: Future[Any]
+    blocks: bool
 
 
 class _Awaited:
@@ -149,7 +150,8 @@ class Waits:
     @property
     def are_waited_for(self) -> bool:
         """Whether somebody waits: to be handled, or, if it is an actor, for what is run to end."""
-        return self.answers.endswith(_END) or bool(self._queued())
+        running = (self.answers, *self._tasks.beside.values())
+        return any(each.endswith(_END) for each in running) or bool(self._queued())
 
     @property
     def are_here(self) -> bool:
@@ -163,7 +165,7 @@ class Waits:
         if future.wait(PATIENCE_S):
             return True
         end = None if timeout is None else time.monotonic() + timeout - PATIENCE_S
-        with self._standing(future, asked) as standing:
+        with self._standing(future, asked, blocks=True) as standing:
             for turn in itertools.count(1):
                 asked.begin(standing.wait, turn)
                 patience = PATIENCE_S * 2**turn
@@ -224,7 +226,9 @@ class Waits:
         self._soon(self._take, loads(frame.body))
 
     @contextlib.contextmanager
-    def _standing(self, future: Future[Any], asked: Asked) -> Iterator[Standing]:
+    def _standing(
+        self, future: Future[Any], asked: Asked, blocks: bool = False
+    ) -> Iterator[Standing]:
         before = self._now
         wait = Wait(
             self.actor,
@@ -236,7 +240,7 @@ class Waits:
             asked.spare,
         )
         standing = Standing(wait)
-        self._now = _Now(standing, asked, future)
+        self._now = _Now(standing, asked, future, blocks)
         try:
             yield standing
         finally:
@@ -246,7 +250,7 @@ class Waits:
         now = self._now
         if now is None:
             return
-        found = now.standing.take(probe, self._owes)
+        found = now.standing.take(probe, functools.partial(self._owes, now.blocks))
         if isinstance(found, CallCycle):
             self._now = None  # it is over, and must be only when nobody will run that call
             fail = functools.partial(now.future.set_exception, found)
@@ -254,5 +258,6 @@ class Waits:
         elif found is not None:
             now.asked.send(found)
 
-    def _owes(self, mark: bytes) -> bool:
-        return mark == self.answers or mark in self._queued()
+    def _owes(self, blocks: bool, mark: bytes) -> bool:
+        held = self._tasks.beside.copy().values() if blocks else ()
+        return mark == self.answers or mark in self._queued() or mark in held

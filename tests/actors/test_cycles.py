@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import signal
 from typing import Any
 
 import pytest
@@ -241,6 +243,10 @@ class Player(sm.Actor):
         return other.hand_over.call_one(to, me).get()
 
     @sm.endpoint
+    def ask(self, other: Any, endpoint: str, what: Any) -> Any:
+        return getattr(other, endpoint).call_one(what).get()
+
+    @sm.endpoint
     def meet(self, gate: Any, other: Any) -> int:
         """Wait for ``other`` once both are at it."""
         gate.pass_.call_one().get()
@@ -282,6 +288,40 @@ class Parent(sm.Actor):
         return sm.this_proc().spawn("child", Child, me).value.call_one().get()
 
 
+class Doomed(sm.Actor):
+    @sm.endpoint
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Overseer(Player):
+    """Has the death of a child told to the actor that waits for an endpoint which goes on."""
+
+    @sm.concurrent_endpoint
+    async def lose_child(self, teller: Any) -> int:
+        self.teller = teller
+        procs = sm.this_host().spawn_procs(name="doomed")
+        procs.spawn("doomed", Doomed).die.broadcast()
+        await asyncio.sleep(20 * PATIENCE_S)
+        return 17
+
+    async def __supervise__(self, _failure: sm.MeshFailure) -> bool:
+        self.told = await self.teller.seen.call_one()
+        return True
+
+    @sm.endpoint
+    def was_told(self) -> int:
+        return self.told
+
+    @sm.concurrent_endpoint
+    async def along_blocking(self, path: list[Any]) -> Any:
+        """Once another message has come; after that none can while this waits."""
+        before = self.seen_times
+        while self.seen_times == before:
+            await asyncio.sleep(0.01)
+        return self.along(path)
+
+
 @pytest.fixture(scope="module")
 def mesh(hosts, link_up):
     """Four, on two hosts: ``p[0]`` and ``p[1]`` are neighbours."""
@@ -299,6 +339,13 @@ def players(mesh):
 def gate(hosts):
     procs = hosts.slice(hosts=0).spawn_procs(name="gate")
     yield procs.spawn("gate", Gate)
+    procs.stop().get(30)
+
+
+@pytest.fixture
+def overseer(hosts):
+    procs = hosts.slice(hosts=0).spawn_procs(name="overseers", bootstrap=hasten)
+    yield procs.spawn("overseer", Overseer)
     procs.stop().get(30)
 
 
@@ -322,6 +369,21 @@ def test_an_endpoint_that_runs_beside_others_is_no_help_where_the_one_before_it_
 
 def test_endpoints_that_run_beside_others_may_be_called_back(players):
     assert players[0].along_beside.call_one([players[1], players[0]]).get(30) > 0
+
+
+def test_who_waits_for_an_endpoint_that_runs_beside_is_not_held_up_by_what_is_awaited(
+    overseer, players
+):
+    assert players[0].ask.call_one(overseer, "lose_child", players[0]).get(30) == 17
+    assert overseer.was_told.call_one().get(30) > 0
+
+
+def test_who_waits_for_an_endpoint_that_runs_beside_is_held_up_while_that_blocks(overseer, players):
+    call = players[0].ask.call_one(overseer, "along_blocking", [players[1], players[0]])
+    while not call.done():
+        overseer.seen.call_one().get(30)
+    chain = cycle_in(call.exception(30)).chain
+    assert [name.split(".")[0] for name in chain] == ["p[0]", "overseer[0]", "p[1]", "p[0]"]
 
 
 @pytest.mark.parametrize("adverb", ["call", "stream", "accumulate", "choose"])
