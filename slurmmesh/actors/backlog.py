@@ -77,16 +77,21 @@ class Backlog:
             for to, size in sizes.items():
                 self._marked[to] = self._marked.get(to, 0) + size
 
-    def arrived(self, sizes: Mapping[int, int], to: Iterable[int]) -> None:
-        """Such a marker has arrived at some of those it went to, or never will."""
+    def arrived(self, sizes: dict[int, int], to: Iterable[int]) -> None:
+        """Such a marker has arrived at some of those it went to, or never will.
+
+        It may be told twice, where a signal handler raised: what is told is taken from ``sizes``.
+        """
         with self._lock:
             for each in to:
-                left = self._marked.pop(each) - sizes[each]
-                if left:
+                left = self._marked.get(each, 0) - sizes.get(each, 0)
+                if left > 0:
                     self._marked[each] = left
-            released = [each for each in self._waiting if not self._is_full(each[0])]
-            self._waiting = [each for each in self._waiting if each not in released]
-        for _, room in released:
+                else:
+                    self._marked.pop(each, None)
+                sizes.pop(each, None)
+            released = [room for those, room in self._waiting if not self._is_full(those)]
+        for room in released:  # who waits takes it from the list
             room.set_result(None)
 
     def _is_full(self, to: Sequence[int]) -> bool:

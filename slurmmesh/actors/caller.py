@@ -271,7 +271,7 @@ class Caller:
     def _mark(self, backlog: Backlog, sizes: dict[int, int], marker: Frame) -> None:
         """Send a marker of a backlog."""
         backlog.mark(sizes)
-        self._follow(marker, functools.partial(backlog.arrived, sizes))
+        self._follow(marker, functools.partial(backlog.arrived, sizes.copy()))
 
     def _follow(self, marker: Frame, arrived: Callable[[list[int]], Any]) -> None:
         """Send a marker by the hosts; ``arrived`` is told where it is, or never will be."""
