@@ -246,7 +246,8 @@ class Leg:
     def arrive(self) -> None:
         """One is known to have arrived, or never will."""
         self.under_way -= 1
-        self.place.settle()
+        if not self.under_way:
+            self.place.settle()
 
 
 class Place:

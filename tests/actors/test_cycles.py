@@ -201,6 +201,12 @@ class Player(sm.Actor):
         return [future.get() for future in mesh.along.stream([me])]
 
     @sm.endpoint
+    async def one_after_the_other(self, others: list[Any], me: Any) -> list[Any]:
+        """Await several calls that are under way at a time."""
+        futures = [others[0].seen.call_one(), *(each.along.call_one([me]) for each in others)]
+        return [await each for each in futures]
+
+    @sm.endpoint
     def without_waiting(self, other: Any, me: Any) -> int:
         """Have ``other`` call back without waiting for that, and take long over waiting for it."""
         return other.notes.call_one(me).get()
@@ -394,6 +400,14 @@ def test_a_call_of_many_that_wait_for_the_caller_or_of_a_mesh_with_itself(player
             players[0].to_all.call_one(called, players[0], adverb).get(30)
         assert "p[0].to_all" in cycle_in(caught.value).chain
     assert players[0].along.call_one([players[1]]).get(30) > 0
+
+
+def test_calls_that_are_awaited_one_after_the_other(players):
+    others = [players[1], players[3]]
+    error = players[0].one_after_the_other.call_one(others, players[0]).exception(30)
+    chain = cycle_in(error).chain
+    assert chain[0] == "p[0].one_after_the_other"
+    assert chain[-1] == "p[0].seen"
 
 
 def test_who_calls_back_without_waiting_is_no_circle(players):
