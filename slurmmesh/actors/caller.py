@@ -22,7 +22,7 @@ from slurmmesh.actors.direct import DirectLink, Leg, Place, Sink
 from slurmmesh.actors.future import Future
 from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import BROKEN, STREAM, Frame, Kind
+from slurmmesh.wire.frames import BROKEN, SOON, STREAM, Frame, Kind
 from slurmmesh.wire.identity import same_user
 from slurmmesh.wire.links import Link
 from slurmmesh.wire.reactor import in_loop_thread
@@ -142,8 +142,8 @@ class Caller:
                 _send(direct, frame, functools.partial(settle, future, finish), timeout)
                 return future
         if timeout is not None:
-            # Answers that wait for each other on the way would count as missing.
-            frame = replace(frame, flags=frame.flags | STREAM)
+            # Answers that wait for each other on the way count as missing.
+            frame = replace(frame, flags=frame.flags | SOON)
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
         self._limit(

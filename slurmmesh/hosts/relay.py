@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from slurmmesh.errors import LinkClosed
-from slurmmesh.wire.frames import ACKED, AGAIN, Frame, Kind
+from slurmmesh.wire.frames import ACKED, AGAIN, SOON, Frame, Kind
 from slurmmesh.wire.gather import Gather
 from slurmmesh.wire.tree import FAN_OUT, plan
 
 CLOSE_AFTER_S = 0.1
 """How long the news that requests are over waits for more of it, in seconds."""
+MOMENT_S = 0.02
+"""How long answers to a request that wants them SOON wait for each other, in seconds."""
 FORGET_AFTER_S = 60.0
 """How long a request whose way up broke is remembered: it may come again by another."""
 
@@ -132,6 +134,7 @@ class Relay:
         self._closer = Closer(link_to, call_later)
         self._passed: dict[int, _Passed] = {}
         self._afresh: dict[int, int] = {}
+        self._holding: set[int] = set()
 
     def request(self, up: Way, frame: Frame, keep: bool = False) -> None:
         """Take a request from above.
@@ -180,6 +183,18 @@ class Relay:
             ups = passed.gather.take(frame, host)
             if ups or passed.gather.done:
                 self._send_up(frame.call, passed, ups)
+            elif passed.request.flags & SOON and passed.gather.holds:
+                if not self._holding:
+                    self._call_later(MOMENT_S, self._let_go)
+                self._holding.add(frame.call)
+
+    def _let_go(self) -> None:
+        """What answers to these requests are here have waited for others long enough."""
+        holding, self._holding = self._holding, set()
+        for call in holding:
+            passed = self._passed.get(call)
+            if passed is not None:
+                self._send_up(call, passed, passed.gather.flush())
 
     def closed(self, frame: Frame) -> None:
         """Take a CLOSED frame from above."""

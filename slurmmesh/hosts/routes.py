@@ -18,7 +18,7 @@ from typing import Any
 
 from slurmmesh.errors import LinkClosed
 from slurmmesh.hosts.relay import Closer, Way
-from slurmmesh.wire.frames import ACKED, AGAIN, BROKEN, STREAM, URGENT, Frame, Kind
+from slurmmesh.wire.frames import ACKED, AGAIN, BROKEN, SOON, STREAM, URGENT, Frame, Kind
 from slurmmesh.wire.gather import Gather
 from slurmmesh.wire.tree import FAN_OUT, Branch, plan
 
@@ -111,7 +111,7 @@ class Routes(Container[int]):
         frame = replace(
             frame,
             buffers=[bytes(buffer) for buffer in frame.buffers],
-            flags=frame.flags & (STREAM | URGENT | BROKEN) | ACKED,
+            flags=frame.flags & (STREAM | SOON | URGENT | BROKEN) | ACKED,
         )
         with self._lock:
             if not (straight or frame.flags & URGENT) and self._may_wait():

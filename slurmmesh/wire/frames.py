@@ -10,7 +10,7 @@ field    bytes meaning
 magic        2 ``SM``
 version      1 of this layout
 kind         1 one of :class:`Kind`
-flags        2 bits ``STREAM`` to ``PORTS``, see below; high byte: descriptors with it
+flags        2 bits ``STREAM`` to ``SOON``, see below; high byte: descriptors with it
 buffers      2 number of out-of-band buffers
 ranks        4 number of ranks that follow the header (4 bytes each)
 call         8 id of the call this frame belongs to, 0 if none
@@ -58,6 +58,8 @@ BROKEN = 32
 """Flag of a request: a direct link of its sender broke; what that has brought comes before it."""
 PORTS = 64
 """Flag of a request: it follows messages for ports (``PORT``), on their way."""
+SOON = 128
+"""Flag: answers of several ranks are merged, but wait for each other only for a moment."""
 _LONG_WAY = SHARED | 0xFF00
 
 _SMALL = 1 << 14
@@ -118,7 +120,7 @@ class Frame:
     """One message. ``ranks`` are global ranks of the proc mesh ``mesh``.
 
     Attributes:
-        flags: any of ``STREAM`` to ``PORTS``, or 0.
+        flags: any of ``STREAM`` to ``SOON``, or 0.
         fds: of a received frame: the descriptors that came with it. They are the decoder's, which
             closes them when the next frame is asked for.
         is_taken: whether somebody took a descriptor of it.

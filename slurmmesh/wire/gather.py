@@ -88,7 +88,7 @@ class Gather:
     """One request at a relay: who owes what, and what has to go up.
 
     A *way* is that by which a rank is reached: the link to a host below, or the rank's own proc.
-    What :meth:`take`, :meth:`lost` and :meth:`again` return goes up, in order.
+    What :meth:`take`, :meth:`lost`, :meth:`flush` and :meth:`again` return goes up, in order.
 
     Args:
         request: the frame as it came; its kind and flags say what is owed for each rank: an
@@ -118,6 +118,11 @@ class Gather:
     def under_way(self) -> bool:
         """Not everyone is known to have got it."""
         return bool(self._on_the_way)
+
+    @property
+    def holds(self) -> bool:
+        """Answers wait for others."""
+        return bool(self._merger.ranks or self._delivered)
 
     @property
     def keeps(self) -> bool:
@@ -171,6 +176,10 @@ class Gather:
         """The way is gone, and with it what was owed by it: who sent the request takes it back."""
         return self.give_back(self.ranks_by(way))
 
+    def flush(self) -> list[Frame]:
+        """What waits for others waits no more."""
+        return self._up([], at_once=True)
+
     def give_back(self, ranks: Collection[int]) -> list[Frame]:
         """Nothing more is expected of these ranks, which are among those that owe something."""
         self._known.difference_update(ranks)
@@ -217,11 +226,11 @@ class Gather:
         merger, self._merger = self._merger, _Merger()
         return merger.frame(*self._id)
 
-    def _up(self, ups: list[Frame]) -> list[Frame]:
-        if self._delivered and not (self._merge and self._on_the_way):
+    def _up(self, ups: list[Frame], at_once: bool = False) -> list[Frame]:
+        if self._delivered and (at_once or not (self._merge and self._on_the_way)):
             ups.insert(0, self._frame(Kind.DELIVERED, self._delivered))
             self._delivered = []
-        if self._merger.ranks and not self._owed:
+        if self._merger.ranks and (at_once or not self._owed):
             ups.append(self._merged())
         if self._kept is not None:
             self._kept += [up for up in ups if up.kind not in (Kind.DELIVERED, Kind.RETURNED)]

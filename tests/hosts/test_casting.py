@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from benchmarks import casting
 from slurmmesh.errors import FrameError, LinkClosed
-from slurmmesh.hosts.relay import Relay
+from slurmmesh.hosts.relay import MOMENT_S, Relay
 from slurmmesh.hosts.routes import Routes
-from slurmmesh.wire.frames import STREAM, Frame, Kind
+from slurmmesh.wire.frames import SOON, STREAM, Frame, Kind
 from slurmmesh.wire.gather import unmerge
 
 TOP = -1
@@ -75,6 +75,7 @@ class Net:
         self.working: list[tuple[int, Frame]] = []
         self.written: list[tuple[int, Any, list[int]]] = []
         self.timers: list[Any] = []
+        self.moments: list[Any] = []
         self.got: dict[int, list[int]] = defaultdict(list)
         self.answers: dict[int, list[Frame]] = defaultdict(list)
         self.handled_at_top = 0
@@ -106,8 +107,8 @@ class Net:
             found.setdefault(rank // self.per_host, []).append(rank)
         return found
 
-    def call_later(self, _delay: float, callback: Any) -> None:
-        self.timers.append(callback)
+    def call_later(self, delay: float, callback: Any) -> None:
+        (self.moments if delay == MOMENT_S else self.timers).append(callback)
 
     def pipe(self, source: int, target: int) -> Pipe:
         pair = (source, target)
@@ -155,7 +156,7 @@ class Net:
         """One thing happens, drawn from all that may; false if there is nothing."""
         ready = [pipe for pipe in self.pipes.values() if pipe.queue]
         ready = [pipe for pipe in ready if pipe.target in self.alive or pipe.target == TOP]
-        choices = len(ready) + len(self.working) + len(self.written)
+        choices = len(ready) + len(self.working) + len(self.written) + len(self.moments)
         if not choices:
             return False
         pick = self.chance.randrange(choices)
@@ -166,9 +167,11 @@ class Net:
             rank, answer = self.working.pop(pick)
             host = rank // self.per_host
             self.relays[host].reply(answer, host)
-        else:
-            _, sent, ranks = self.written.pop(pick - len(self.working))
+        elif (pick := pick - len(self.working)) < len(self.written):
+            _, sent, ranks = self.written.pop(pick)
             sent(ranks)
+        else:
+            self.moments.pop(pick - len(self.written))()
         return True
 
     def arrive(self, pipe: Pipe, frame: Frame | None) -> None:
@@ -265,7 +268,7 @@ def test_each_rank_gets_each_request_once_in_order_and_answers_once(
             first, last = sorted(chance.choices(range(len(everyone) + 1), k=2))
             ranks = tuple(everyone) if chance.random() < 0.5 else tuple(everyone[first:last])
             kind = chance.choice([Kind.CALL, Kind.CAST, Kind.CREATE])
-            flags = chance.choice([0, STREAM])
+            flags = chance.choice([0, SOON, STREAM])
             call = len(sent) + 1
             sent[call] = Frame(kind, b"do", [b"it"], call, 1, 0, ranks, flags)
             if ranks:
@@ -295,6 +298,21 @@ def test_the_top_sends_and_takes_few_messages():
     assert len(replies(net.answers[1])) == 512
     assert net.handled_at_top == 2 * 16  # delivered, and answered
     assert len([pair for pair in net.pipes if pair[0] == TOP]) == 16
+
+
+def test_answers_that_are_wanted_soon_do_not_wait_for_one_that_is_late():
+    net = Net(64, 2, 4, random.Random(1))
+    net.top.send(Frame(Kind.CALL, b"do", [b"it"], 1, 1, 0, tuple(range(128)), SOON))
+    while 127 not in [rank for rank, _ in net.working]:
+        assert net.step()
+    late = next(work for work in net.working if work[0] == 127)
+    net.working.remove(late)
+    net.settle()
+    assert sorted(rank for rank, _, _ in replies(net.answers[1])) == list(range(127))
+    assert len(net.answers[1]) < 64  # merged all the same
+    net.working.append(late)
+    net.settle()
+    assert len(replies(net.answers[1])) == 128
 
 
 def test_the_benchmark_counts_frames_that_do_not_grow_with_the_hosts(tmp_path):
