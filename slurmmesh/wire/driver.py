@@ -320,8 +320,9 @@ class Driver:
         try:
             reactor.enter()
             while not reactor.stopping and not self._wanted:
-                reactor.turn()
-                if self._somebody_sends:
+                if not self._somebody_sends:
+                    reactor.turn()
+                elif not reactor.turn(0):
                     break
         finally:
             reactor.leave()

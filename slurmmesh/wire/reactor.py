@@ -206,8 +206,11 @@ class Reactor:
     def _stop(self) -> None:
         self.stopping = True
 
-    def turn(self, timeout: float | None = None) -> None:
-        """Wait for news, at most ``timeout`` seconds, and run what it calls for."""
+    def turn(self, timeout: float | None = None) -> bool:
+        """Wait for news, at most ``timeout`` seconds, and run what it calls for.
+
+        Whether there was news of a descriptor.
+        """
         # Announced first: what is to be done before the wait and comes too late wakes us.
         self.waiting = True
         try:
@@ -245,6 +248,7 @@ class Reactor:
                 self._run_first(self._calls)
         if self._timers:
             self._fire()
+        return bool(ready)
 
     def _run_first(self, calls: collections.deque[_Call]) -> None:
         """Run the first of these and then drop it: if a signal handler raises, it is run again."""

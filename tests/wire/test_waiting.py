@@ -187,6 +187,15 @@ def test_answers_come_though_nobody_waits(calling, wait_until):
     wait_until(lambda: all(future.done() for future in futures))
 
 
+def test_callbacks_are_told_though_a_thread_goes_on_sending(calling):
+    told = threading.Event()
+    calling.call(0).add_done_callback(lambda _future: told.set())
+    deadline = time.monotonic() + 20
+    while not told.is_set():
+        calling.call(1)
+        assert time.monotonic() < deadline
+
+
 def test_a_callback_is_told_by_the_background(calling):
     told = threading.Event()
     calling.call(1).add_done_callback(lambda _future: told.set())
