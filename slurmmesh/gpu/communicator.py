@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
-from slurmmesh.errors import GpuError, UsageError
-from slurmmesh.gpu import regroup
-from slurmmesh.gpu.blame import Dead, Verdict
+from slurmmesh.errors import UsageError
+from slurmmesh.gpu import live, regroup
+from slurmmesh.gpu.blame import Dead
 from slurmmesh.gpu.calls import Call, Reduction
 from slurmmesh.gpu.device import device_at
-from slurmmesh.gpu.engine import IN_PROGRESS, READY, Engine, OnFailure, seconds_of
-from slurmmesh.gpu.failure import failure_of, unsupported
-from slurmmesh.gpu.handle import SlowLane
+from slurmmesh.gpu.engine import Engine, Make, OnFailure, seconds_of
+from slurmmesh.gpu.failure import unsupported
 from slurmmesh.gpu.identity import CommunicatorId
+from slurmmesh.gpu.library import load
 from slurmmesh.gpu.live import Operation
+from slurmmesh.gpu.membership import Membership
 from slurmmesh.gpu.peers import Peer, peers_by_rank
 from slurmmesh.gpu.waiting import Deadline
 
 TIMEOUT_S = 600.0
 
 
-class Communicator(Engine):
+class Communicator:
     """A rank of a communicator, and its operations.
 
     An operation is queued on a stream and waited for (``wait=False``: only queued; then the tensor
@@ -78,17 +79,77 @@ class Communicator(Engine):
             CollectiveTimeout: some ranks did not come in time; ``peers`` are those, if known.
             CollectiveError: it failed otherwise.
         """
-        _check_id(id)
-        self._set_up(
-            *(id.name, id.key, rank, size, device_at(device).index, peers_by_rank(peers)),
-            dead=dead,
-            timeout=timeout,
-            on_failure=on_failure,
+        membership = _membership(id, rank, size, device, peers, dead)
+
+        def make(pointer: Any) -> None:
+            library, blocks = load(), not load().has("ccl_init_config")
+            library.call(
+                *("sm_ccl_init", pointer, id.data, rank, size, membership.device, int(blocks))
+            )
+
+        self._begin(membership, make, timeout=timeout, on_failure=on_failure, blocking=blocking)
+
+    def _begin(
+        self,
+        membership: Membership,
+        make: Make,
+        *,
+        timeout: float,
+        on_failure: OnFailure,
+        blocking: bool = True,
+        parent: Engine | None = None,
+    ) -> Communicator:
+        """Make the engine of it, and join."""
+        self._engine = engine = Engine(
+            self, membership, timeout=timeout, on_failure=on_failure, parent=parent
         )
-        arguments = (id.data, rank, size, self.device, int(isinstance(self._lane, SlowLane)))
-        self._start(lambda pointer: self._library.call("sm_ccl_init", pointer, *arguments))
-        if blocking:
-            self.wait()
+        self._local = threading.local()  # the group that a thread is in
+        live.add(self)
+        with engine.ended_if_amid("init"):
+            engine.start(make)
+            if blocking:
+                engine.wait(Deadline(engine.timeout))
+        return self
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def name(self) -> str:
+        return self._engine.membership.name
+
+    @property
+    def rank(self) -> int:
+        return self._engine.membership.rank
+
+    @property
+    def size(self) -> int:
+        return self._engine.membership.size
+
+    @property
+    def device(self) -> int:
+        return self._engine.membership.device
+
+    @property
+    def peers(self) -> dict[int, Peer]:
+        return self._engine.membership.peers
+
+    @property
+    def timeout(self) -> float:
+        return self._engine.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._engine.timeout = seconds_of(seconds)
+
+    @property
+    def emulated(self) -> bool:
+        """The library is slurmmesh's emulator: nothing done with it was done by a GPU."""
+        return self._engine.library.emulated
+
+    @property
+    def library_path(self) -> str:
+        """Of RCCL or NCCL."""
+        return self._engine.library.path("ccl")
 
     # ------------------------------------------------------------------ operations
 
@@ -114,33 +175,33 @@ class Communicator(Engine):
             CollectiveError: it failed otherwise.
             GpuForked: this process was forked from the one that made the communicator.
         """
-        self._do(self._calling("all_reduce").all_reduce(tensor, op, out), **how)
+        self._do(self._engine.calling("all_reduce").all_reduce(tensor, op, out), **how)
 
     def broadcast(self, tensor: Any, root: int = 0, **how: Any) -> None:
         """All ranks get what rank ``root`` has, in place."""
-        self._do(self._calling("broadcast").broadcast(tensor, root), **how)
+        self._do(self._engine.calling("broadcast").broadcast(tensor, root), **how)
 
     def reduce(
         self, tensor: Any, root: int = 0, op: Reduction = "sum", *, out: Any = None, **how: Any
     ) -> None:
         """Reduce over all ranks; rank ``root`` gets the result, in ``out`` or in place."""
-        self._do(self._calling("reduce").reduce(tensor, root, op, out), **how)
+        self._do(self._engine.calling("reduce").reduce(tensor, root, op, out), **how)
 
     def all_gather(self, tensor: Any, out: Any, **how: Any) -> None:
         """Each rank gets what all have, in the order of ranks; ``out`` has room for it."""
-        self._do(self._calling("all_gather").all_gather(tensor, out), **how)
+        self._do(self._engine.calling("all_gather").all_gather(tensor, out), **how)
 
     def reduce_scatter(self, tensor: Any, out: Any, op: Reduction = "sum", **how: Any) -> None:
         """Reduce over all ranks; each gets its share, in the order of ranks, in ``out``."""
-        self._do(self._calling("reduce_scatter").reduce_scatter(tensor, out, op), **how)
+        self._do(self._engine.calling("reduce_scatter").reduce_scatter(tensor, out, op), **how)
 
     def send(self, tensor: Any, to: int, **how: Any) -> None:
         """To a rank, which receives as many bytes."""
-        self._do(self._calling("send").send(tensor, to), **how)
+        self._do(self._engine.calling("send").send(tensor, to), **how)
 
     def recv(self, tensor: Any, source: int, **how: Any) -> None:
         """Into ``tensor``, from a rank, which sends as many bytes."""
-        self._do(self._calling("recv").recv(tensor, source), **how)
+        self._do(self._engine.calling("recv").recv(tensor, source), **how)
 
     @contextlib.contextmanager
     def group(
@@ -156,7 +217,7 @@ class Communicator(Engine):
         """
         if getattr(self._local, "group", None) is not None:
             raise UsageError("groups are not nested")
-        self._check_usable("group")
+        self._engine.lifetime.check("group")
         calls: list[Call] = []
         self._local.group = calls
         try:
@@ -164,17 +225,25 @@ class Communicator(Engine):
         finally:
             self._local.group = None
         if calls:
-            self._run(calls, stream, timeout, wait)
+            self._engine.run(calls, stream, self._deadline(timeout), wait)
 
     def wait(self, timeout: float | None = None) -> None:
         """Until all ranks have joined, and all that was queued with ``wait=False`` has ended."""
-        self._check_usable("wait")
-        self._wait_all(Deadline(self.timeout if timeout is None else seconds_of(timeout)))
+        self._engine.wait(self._deadline(timeout))
 
-    def _wait_all(self, deadline: Deadline) -> None:
-        self._wait_joined(deadline)
-        for pending in self._pending.lasts:
-            self._finish(pending, deadline)
+    def _do(
+        self, call: Call, *, stream: Any = None, timeout: float | None = None, wait: bool = True
+    ) -> None:
+        group: list[Call] | None = getattr(self._local, "group", None)
+        if group is None:
+            self._engine.run([call], stream, self._deadline(timeout), wait)
+        elif stream is not None or timeout is not None or not wait:
+            raise UsageError("stream, timeout and wait are those of the group")
+        else:
+            group.append(call)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self.timeout if timeout is None else seconds_of(timeout))
 
     # ------------------------------------------------------------------ its state
 
@@ -185,37 +254,23 @@ class Communicator(Engine):
         Raises:
             CollectiveTimeout, CollectiveError: they cannot join. It was aborted.
         """
-        if not self._joined and not self._how and not self._forked:
-            if self._deadline.over:
-                self._fail(self._joining, seconds=self._deadline.seconds)
-            self._has_joined()
-        return self._joined and not self._how and not self._forked
+        return self._engine.ready
 
     @property
     def operation(self) -> Operation | None:
         """The oldest that has not ended, as far as known here; None: there is none."""
-        if self._how:
-            return None
-        pending = self._pending.oldest
-        return pending.operation if pending else None if self._joined else self._joining
+        return self._engine.operation
 
     def async_error(self) -> Exception | None:
         """What has gone wrong meanwhile, as an operation would raise it; None: nothing.
 
         Asks the library, and returns at once. It does not abort.
         """
-        operation = self.operation or Operation("", self._collectives, time.time())
-        try:
-            state = self._state(operation.name)
-        except (GpuError, UsageError) as error:
-            return error
-        if state in (READY, IN_PROGRESS):
-            return None
-        verdict = self._judge(operation, READY)
-        return failure_of(self, operation, verdict, code=state, said=self._last_words())
+        return self._engine.async_error()
 
     def __repr__(self) -> str:
-        state = self._how or ("ready" if self._joined else "joining")
+        engine = self._engine
+        state = engine.lifetime.how or ("ready" if engine.joined else "joining")
         return f"<Communicator {self.name!r}: rank {self.rank} of {self.size}, {state}>"
 
     def __reduce__(self) -> NoReturn:
@@ -230,38 +285,16 @@ class Communicator(Engine):
             CollectiveTimeout, CollectiveError: as operations do; then it was aborted. Or the
                 library does not return it: then it is not to be used any more all the same.
         """
-        deadline = Deadline(self.timeout if timeout is None else seconds_of(timeout))
-        if self._how == "revoked":
+        deadline, lifetime = self._deadline(timeout), self._engine.lifetime
+        if lifetime.how == "revoked":
             self.abort("it was revoked")
-        if self._how:
+        if lifetime.how:
             return
         try:
-            self._give_back(deadline)
+            self._engine.finalize(deadline)
         except UsageError:
-            if self._how != "finalized":  # by another thread, while this one waited
+            if lifetime.how != "finalized":  # by another thread, while this one waited
                 raise
-
-    def _give_back(self, deadline: Deadline) -> None:
-        self._check_usable("finalize")
-        self._wait_all(deadline)
-        operation = Operation("finalize", self._collectives, time.time())
-        with self._turn(operation.name, deadline):
-            self._slot.begin(operation.sequence, "finalize")
-            if self._library.has("ccl_finalize"):
-                self._make_calls(
-                    operation, deadline, lambda comm: self._library.call("sm_ccl_finalize", comm)
-                )
-            with self._lock:
-                if self._how:
-                    return
-                self._how = "finalized"
-            answer = self._lane.start(lambda: self._handle.end("sm_ccl_destroy"))
-            while not answer.there() and not deadline.over:
-                deadline.pause()
-            self._closed()
-            if not answer.there():
-                raise failure_of(self, operation, Verdict(), seconds=deadline.seconds)
-            answer.check()
 
     def abort(self, reason: str = "") -> None:
         """End it without waiting for anybody, from any thread. Once it has ended, does nothing.
@@ -269,8 +302,7 @@ class Communicator(Engine):
         Operations that wait are freed, and raise CollectiveAborted with the reason; then nothing
         uses their tensors any more.
         """
-        if not self._forked:
-            self._abort(reason or "abort() was called", None)
+        self._engine.lifetime.abort(reason or "abort() was called")
 
     def revoke(self, reason: str = "") -> None:
         """End what is under way and allow no more, but keep the communicator for ``shrink``.
@@ -280,9 +312,9 @@ class Communicator(Engine):
         Raises:
             GpuUnsupported: the library cannot.
         """
-        self._check_usable("revoke")
-        unsupported(self._library, "ccl_revoke")
-        self._revoke(reason or "revoke() was called", None)
+        self._engine.lifetime.check("revoke")
+        unsupported(self._engine.library, "ccl_revoke")
+        self._engine.lifetime.revoke(reason or "revoke() was called", self.timeout)
 
     def __enter__(self) -> Communicator:
         return self
@@ -305,7 +337,8 @@ class Communicator(Engine):
         Raises:
             UsageError, GpuUnsupported, CollectiveError: as operations and joining do.
         """
-        return regroup.split(self, color, key)
+        with regroup.split(self._engine, color, key) as plan:
+            return self._made(*plan) if plan else None
 
     def shrink(self, without: Iterable[int]) -> Communicator:
         """A communicator without some ranks; only the others call it, and all of them.
@@ -315,7 +348,8 @@ class Communicator(Engine):
         Raises:
             UsageError, GpuUnsupported, CollectiveError: as operations and joining do.
         """
-        return regroup.shrink(self, without)
+        with regroup.shrink(self._engine, without) as plan:
+            return self._made(*plan)
 
     def growth_id(self) -> CommunicatorId:
         """What one rank makes, so that all ranks can ``grow`` and new ones ``join`` by it.
@@ -323,7 +357,7 @@ class Communicator(Engine):
         Raises:
             GpuUnsupported: the library cannot.
         """
-        return regroup.growth_id(self)
+        return regroup.growth_id(self._engine)
 
     def grow(self, id: CommunicatorId, size: int, *, peers: Iterable[Peer] = ()) -> Communicator:
         """A communicator of ``size`` ranks: these, and new ones behind, which ``join``.
@@ -335,7 +369,17 @@ class Communicator(Engine):
         Raises:
             UsageError, GpuUnsupported, CollectiveError: as operations and joining do.
         """
-        return regroup.grow(self, id, size, peers)
+        with regroup.grow(self._engine, id, size, peers) as plan:
+            return self._made(*plan)
+
+    def _made(self, membership: Membership, make: Make) -> Communicator:
+        engine, made = self._engine, type(self).__new__(type(self))
+        return made._begin(
+            *(membership, make),
+            timeout=engine.timeout,
+            on_failure=engine.on_failure,
+            parent=engine,
+        )
 
     @classmethod
     def join(
@@ -351,21 +395,19 @@ class Communicator(Engine):
         on_failure: OnFailure = "abort",
     ) -> Communicator:
         """Be a new rank of a communicator that grows. Arguments and errors: as of the class."""
-        _check_id(id)
-        made = cls.__new__(cls)
-        made._set_up(
-            *(id.name, id.key, rank, size, device_at(device).index, peers_by_rank(peers)),
-            dead=dead,
-            timeout=timeout,
-            on_failure=on_failure,
-        )
-        unsupported(made._library, "ccl_grow")
-        arguments = (0, size, id.data, rank, made.device)
-        made._start(lambda pointer: made._library.call("sm_ccl_grow", *arguments, pointer))
-        made.wait()
-        return made
+        membership = _membership(id, rank, size, device, peers, dead)
+        unsupported(load(), "ccl_grow")
+
+        def make(pointer: Any) -> None:
+            load().call("sm_ccl_grow", 0, size, id.data, rank, membership.device, pointer)
+
+        return cls.__new__(cls)._begin(membership, make, timeout=timeout, on_failure=on_failure)
 
 
-def _check_id(id: Any) -> None:
+def _membership(
+    id: Any, rank: int, size: int, device: int, peers: Iterable[Peer], dead: Dead | None
+) -> Membership:
     if not isinstance(id, CommunicatorId):
         raise UsageError(f"a CommunicatorId is needed, not {id!r}")
+    index = device_at(device).index
+    return Membership(id.name, id.key, rank, size, index, peers_by_rank(peers), dead)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from slurmmesh.errors import CollectiveError, CollectiveTimeout, GpuError, GpuUnsupported
 from slurmmesh.gpu.blame import Verdict
 from slurmmesh.gpu.library import Library
 from slurmmesh.gpu.live import Operation
-
-if TYPE_CHECKING:
-    from slurmmesh.gpu.engine import Engine
+from slurmmesh.gpu.membership import Membership
 
 # ncclResult_t.
 _RESULTS = {
@@ -39,7 +35,8 @@ def unsupported(library: Library, neutral: str) -> None:
 
 
 def failure_of(
-    communicator: Engine,
+    library: Library,
+    membership: Membership,
     operation: Operation,
     verdict: Verdict,
     *,
@@ -69,20 +66,20 @@ def failure_of(
         texts.append(f"it is with rank {', '.join(map(str, operation.peers))}")
     if said and said not in (cause.text if cause else ""):
         texts.append(f"the library's last words: {said}")
-    if communicator.emulated:
+    if library.emulated:
         texts.append("EMULATED")
     kind = CollectiveError if seconds is None else CollectiveTimeout
     return kind(
         "; ".join(texts),
         operation=operation.name,
-        world=communicator.name,
-        rank=communicator.rank,
-        size=communicator.size,
+        world=membership.name,
+        rank=membership.rank,
+        size=membership.size,
         peers=verdict.to_blame,
         late=verdict.late if not verdict.dead else (),
         code=code,
         symbol=cause.symbol if cause else "",
-        library=cause.library if cause else communicator.library_path,
+        library=cause.library if cause else library.path("ccl"),
     )
 
 

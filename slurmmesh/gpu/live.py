@@ -10,11 +10,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from slurmmesh.gpu.communicator import Communicator
-    from slurmmesh.gpu.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ Watcher = Callable[["Communicator", Operation, Moment], None]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()  # a signal handler may abort at any point
-_live: weakref.WeakSet[Any] = weakref.WeakSet()
+_live: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _watchers: tuple[Watcher, ...] = ()
 _at_exit = False
 
@@ -74,18 +73,18 @@ def watch_operations(watcher: Watcher) -> Callable[[], None]:
     return stop
 
 
-def tell(communicator: Engine, operation: Operation, moment: Moment) -> None:
+def tell(communicator: Communicator, operation: Operation, moment: Moment) -> None:
     """Call the watchers. Raises what they raise when something begins."""
     for watcher in _watchers:
         try:
-            watcher(cast("Communicator", communicator), operation, moment)
+            watcher(communicator, operation, moment)
         except Exception:
             if moment == "begins":
                 raise
             _log.exception("a watcher failed when %s of %r %s", operation, communicator, moment)
 
 
-def add(communicator: Engine) -> None:
+def add(communicator: Communicator) -> None:
     """It is made."""
     global _at_exit
     with _lock:
@@ -98,7 +97,7 @@ def add(communicator: Engine) -> None:
             atexit.register(_abort_all)
 
 
-def remove(communicator: Engine) -> None:
+def remove(communicator: Communicator) -> None:
     """It was finalized or aborted."""
     with _lock:
         _live.discard(communicator)

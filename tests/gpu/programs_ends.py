@@ -121,7 +121,7 @@ def forked() -> None:
     locked, over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with comm._slot._board._lock:  # type: ignore[union-attr]
+        with comm._engine.lifetime.slot._board._lock:  # type: ignore[union-attr]
             locked.set()
             over.wait()
 

@@ -178,7 +178,7 @@ def at_exit(folder: str, rank: int, size: int) -> None:
 def regrouped(folder: str, rank: int, size: int) -> list[Any]:
     """Split; then the last rank dies: the others revoke, shrink, and grow again."""
     own = Rank(folder, rank, size)
-    comm = own.communicator(timeout=20, on_failure="revoke")
+    comm = own.communicator(on_failure="revoke")
     half = comm.split(rank % 2, key=-rank)
     assert half is not None
     ranks = torch.tensor([float(rank)])
@@ -216,7 +216,7 @@ def regrouped(folder: str, rank: int, size: int) -> list[Any]:
 
 def newcomer(folder: str, rank: int, size: int) -> float:
     own = Rank(folder, rank, size)
-    grown = Communicator.join(own.hear("growth", 0), rank, size, timeout=20)
+    grown = Communicator.join(own.hear("growth", 0), rank, size, timeout=60)
     one = torch.ones(1)
     grown.all_reduce(one)
     grown.finalize()

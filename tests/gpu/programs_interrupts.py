@@ -99,7 +99,8 @@ def aborted(folder: str, rank: int, size: int) -> None:
         comm = own.communicator(f"lock-{count}")
         if rank == 0:
             with signalled(lambda comm=comm: comm.abort("by signal"), count) as come:  # type: ignore[misc]
-                comm._lock = _Lock(comm._lock, come)  # type: ignore[assignment]
+                lifetime = comm._engine.lifetime
+                lifetime.lock = _Lock(lifetime.lock, come)  # type: ignore[assignment]
                 with pytest.raises(CollectiveAborted, match="by signal"):
                     comm.all_reduce(tensor)
         own.meet(f"locked-{count}")
@@ -212,12 +213,13 @@ def aborted_amid_pending() -> None:
         tensor = torch.ones(4)
         gone = weakref.ref(tensor)
         with signalled(lambda comm=comm: comm.abort("by signal"), count) as come:  # type: ignore[misc]
-            comm._pending._lock = _Lock(comm._pending._lock, come)
+            pending = comm._engine.lifetime.pending
+            pending._lock = _Lock(pending._lock, come)
             # Once it has ended, nothing can fail it any more.
             expected = contextlib.nullcontext() if count else pytest.raises(CollectiveAborted)
             with expected:
                 comm.all_reduce(tensor)
-        assert comm._pending.lasts == []
+        assert pending.lasts == []
         del tensor, expected
         gc.collect()
         assert gone() is None
