@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -246,9 +247,12 @@ def test_the_wait_for_an_end_has_an_end(
 
 
 def test_slurm_is_away(slurm: Any, lab: Lab, wait_until: WaitUntil) -> None:
-    slurm.environ = {**slurm.environ, "SLURMMESH_SLURM_PATIENCE_S": "0.5"}
     job_id = slurm.submit("-N2", slurm.script(RUNS))
     wait_until(is_up(slurm, job_id))
+    conf = slurm.folder / "slurm.conf"  # with which a client gives up after a second, not four
+    conf.write_text(re.sub("MessageTimeout=.*", "MessageTimeout=2", lab.conf.read_text()))
+    quick = {"SLURMMESH_SLURM_PATIENCE_S": "0.5", "SLURM_CONF": str(conf)}
+    slurm.environ = {**slurm.environ, **quick}
     lab.stop_slurmctld()
     try:
         done = slurm.run("list", "--json")
