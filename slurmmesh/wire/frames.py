@@ -1,8 +1,7 @@
 """Frames: what travels on a link. Pure: bytes in, frames out, no sockets.
 
-A frame is a fixed header, the ranks it is for, the lengths of its buffers, a body and the
-buffers themselves. The header holds all that a relay needs, so a host forwards frames
-without looking into their bodies.
+A frame is a fixed header, the ranks it is for, the lengths of its buffers, a body and the buffers
+themselves. The header holds all that a relay needs: hosts forward frames unread.
 
 ======== ===== =======================================================
 field    bytes meaning
@@ -64,7 +63,6 @@ _LONG_WAY = SHARED | 0xFF00
 
 _SMALL = 1 << 14
 """Below this many missing bytes a copy is cheaper than a receive call of its own."""
-
 _LAZY = 16 << 20
 """From so many bytes on, memory that is made as it is written to is not slower."""
 
