@@ -9,7 +9,7 @@ import collections
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmmesh.actors.direct import Leg, Sink, answer_of, not_loaded
@@ -43,6 +43,12 @@ class _Open:
                 if self.places and (leg := self.places.get(rank)) is not None:
                     leg.arrive()
         return indices
+
+    def note(self, ranks: Collection[int], value: Any) -> None:
+        """Keep what those of these ranks say that are not crossed off yet.
+
+        Before they are: a signal handler may raise in between, and then it comes again.
+        """
 
     def answered(self, indices: list[int], value: Any) -> Then | None:
         """These answered. With the lock held."""
@@ -90,12 +96,14 @@ class _OpenCall(_Open):
         self.future = future
         self.finish = finish
 
+    def note(self, ranks: Collection[int], value: Any) -> None:
+        if not self.over:
+            for rank in ranks:
+                if (index := self.slots.get(rank)) is not None:
+                    self.values[index] = value
+
     def answered(self, indices: list[int], value: Any) -> Then | None:
-        if self.over:
-            return None
-        for index in indices:
-            self.values[index] = value
-        return None if self.slots else self._settle
+        return None if self.slots or self.over else self._settle
 
     def failed(self, indices: list[int], error: BaseException) -> Then | None:
         if self.over:
@@ -208,12 +216,13 @@ class CallBook:
         else:
             self.answer_ranks(frame.call, frame.ranks, value)
 
-    def answer_ranks(self, call_id: int, ranks: Iterable[int], value: Any) -> None:
+    def answer_ranks(self, call_id: int, ranks: Collection[int], value: Any) -> None:
         """Note what these ranks answered to a call, or have got a cast; the last one settles it."""
         with self._lock:
             call = self._open.get(call_id)
             if call is None:
                 return
+            call.note(ranks, value)
             indices = call.take(ranks)
             then = call.answered(indices, value)
             if not call.slots:

@@ -48,6 +48,29 @@ def test_a_call_ends_with_the_first_of_its_ranks_that_is_lost_and_others_go_on()
     assert not other.done()
 
 
+class _Leg:
+    """Is told of an arrival amid a signal handler that raises."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def arrive(self) -> None:
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+
+def test_an_answer_that_a_handler_interrupts_comes_again_and_is_not_taken_for_none():
+    book = CallBook()
+    legs = {0: _Leg()}
+    call, future = book.open(1, (0, 1), list, "a", legs)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        book.answer_ranks(call, (0,), "zero")
+    book.answer_ranks(call, (0,), "zero")
+    book.answer_ranks(call, (1,), "one")
+    assert future.get(0) == ["zero", "one"]
+
+
 def test_in_a_stream_each_rank_has_its_own_answer_or_error():
     book = CallBook()
     told: list[tuple[object, BaseException | None]] = []
