@@ -412,6 +412,13 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
     """An operation did not end in time. ``peers`` are the dead ranks, else those that are late."""
 
 
+class DeviceBusy(CollectiveTimeout):
+    """Memory cannot be freed yet: an operation is under way on its device. Nothing was aborted.
+
+    It tells of that operation. ``abort()`` its communicator, then free the memory again.
+    """
+
+
 class CollectiveAborted(CollectiveError):
     """The communicator was aborted while this operation waited, or before it."""
 

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from slurmmesh.gpu import compat
     from slurmmesh.gpu.communicator import Communicator
     from slurmmesh.gpu.device import Device, devices
+    from slurmmesh.gpu.dmabuf import DmaBuf
     from slurmmesh.gpu.identity import CommunicatorId
     from slurmmesh.gpu.live import Operation, live_communicators, watch_operations
-    from slurmmesh.gpu.memory import DeviceMemory, DmaBuf
+    from slurmmesh.gpu.memory import DeviceMemory
     from slurmmesh.gpu.peers import Peer, this_peer
     from slurmmesh.gpu.platforms import Platform, platform
     from slurmmesh.gpu.ranges import Extent
@@ -46,9 +47,10 @@ __all__ = [
 _HOMES: dict[str, tuple[str, ...]] = {
     "slurmmesh.gpu.communicator": ("Communicator",),
     "slurmmesh.gpu.device": ("Device", "devices"),
+    "slurmmesh.gpu.dmabuf": ("DmaBuf",),
     "slurmmesh.gpu.identity": ("CommunicatorId",),
     "slurmmesh.gpu.live": ("Operation", "live_communicators", "watch_operations"),
-    "slurmmesh.gpu.memory": ("DeviceMemory", "DmaBuf"),
+    "slurmmesh.gpu.memory": ("DeviceMemory",),
     "slurmmesh.gpu.peers": ("Peer", "this_peer"),
     "slurmmesh.gpu.platforms": ("Platform", "platform"),
     "slurmmesh.gpu.ranges": ("Extent",),

@@ -12,14 +12,14 @@ from slurmmesh.gpu import live, regroup
 from slurmmesh.gpu.blame import Dead
 from slurmmesh.gpu.calls import Call, Reduction
 from slurmmesh.gpu.device import device_at
-from slurmmesh.gpu.engine import Engine, Make, OnFailure, seconds_of
+from slurmmesh.gpu.engine import Engine, Make, OnFailure
 from slurmmesh.gpu.failure import unsupported
 from slurmmesh.gpu.identity import CommunicatorId
 from slurmmesh.gpu.library import load
 from slurmmesh.gpu.live import Operation
 from slurmmesh.gpu.membership import Membership
 from slurmmesh.gpu.peers import Peer, peers_by_rank
-from slurmmesh.gpu.waiting import Deadline
+from slurmmesh.gpu.waiting import Deadline, seconds_of
 
 TIMEOUT_S = 600.0
 
@@ -104,7 +104,7 @@ class Communicator:
             self, membership, timeout=timeout, on_failure=on_failure, parent=parent
         )
         self._local = threading.local()  # the group that a thread is in
-        live.add(self)
+        live.add(self, engine)
         with engine.ended_if_amid("init"):
             engine.start(make)
             if blocking:

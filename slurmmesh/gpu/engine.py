@@ -8,7 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from slurmmesh.errors import CollectiveError, GpuError, GpuForked, UsageError
+from slurmmesh.errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    DeviceBusy,
+    GpuError,
+    GpuForked,
+    UsageError,
+)
 from slurmmesh.gpu import live
 from slurmmesh.gpu.blame import Verdict, Waiting, Witnesses
 from slurmmesh.gpu.calls import Call, Calls
@@ -21,7 +28,7 @@ from slurmmesh.gpu.live import Moment, Operation
 from slurmmesh.gpu.membership import Membership
 from slurmmesh.gpu.pending import Pending
 from slurmmesh.gpu.streams import Stream, is_busy, number_of
-from slurmmesh.gpu.waiting import Deadline
+from slurmmesh.gpu.waiting import Deadline, seconds_of
 
 if TYPE_CHECKING:
     from slurmmesh.gpu.communicator import Communicator
@@ -34,7 +41,6 @@ NEWS_S = 1.0
 """How long news of a death may be behind the library's error."""
 _REMOTE = (2, 6)  # ncclSystemError, ncclRemoteError: often another rank's death
 _OF_OTHERS = (0, *_REMOTE, 5)  # ncclInvalidUsage: ranks do not call the same
-_LONGEST_S = 1e9  # a timeout may be an int that is no float
 
 OnFailure = Literal["abort", "revoke"]
 Make = Callable[[Any], None]
@@ -297,6 +303,24 @@ class Engine:
         pending = self.lifetime.pending.oldest
         return pending.operation if pending else None if self.joined else self.joining
 
+    @property
+    def busy(self) -> bool:
+        """The device is at an operation that was queued here."""
+        device = self.membership.device
+        with contextlib.suppress(GpuError):  # it tells whoever waits for it
+            streams = [pending.stream for pending in self.lifetime.pending.lasts]
+            return any(is_busy(self.library, device, stream) for stream in streams)
+        return False
+
+    def busy_error(self) -> DeviceBusy:
+        """What the device is at, and who is to blame, for somebody else who waits for that."""
+        operation = self.operation or self.joining
+        seconds = round(time.time() - operation.since, 1)
+        verdict = self._judge(operation, READY)
+        return failure_of(
+            *(self.library, self.membership, operation, verdict), kind=DeviceBusy, seconds=seconds
+        )
+
     def async_error(self) -> Exception | None:
         """What has gone wrong meanwhile, as an operation would raise it; None: nothing."""
         operation = self.operation or Operation("", self.collectives, time.time())
@@ -370,8 +394,13 @@ class Engine:
                 lifetime.abort(str(error), error)
         raise error from cause
 
-    def _error(self, operation: Operation, verdict: Verdict, **how: Any) -> CollectiveError:
-        return failure_of(self.library, self.membership, operation, verdict, **how)
+    def _error(
+        self, operation: Operation, verdict: Verdict, *, seconds: float | None = None, **how: Any
+    ) -> CollectiveError:
+        kind = CollectiveError if seconds is None else CollectiveTimeout
+        return failure_of(
+            *(self.library, self.membership, operation, verdict), kind=kind, seconds=seconds, **how
+        )
 
     def _tell(self, operation: Operation, moment: Moment) -> None:
         owner = self.lifetime.owner()
@@ -404,10 +433,3 @@ class Engine:
         with contextlib.suppress(Ended, GpuError), self.lifetime.handle.using() as comm:
             return self.library.text("sm_ccl_last_error_text", comm)
         return ""
-
-
-def seconds_of(timeout: Any) -> float:
-    """A timeout, checked."""
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise UsageError(f"timeout={timeout!r}: it is a number of seconds, more than 0")
-    return float(min(timeout, _LONGEST_S))

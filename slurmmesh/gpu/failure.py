@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from slurmmesh.errors import CollectiveError, CollectiveTimeout, GpuError, GpuUnsupported
+from typing import TypeVar
+
+from slurmmesh.errors import CollectiveError, GpuError, GpuUnsupported
 from slurmmesh.gpu.blame import Verdict
 from slurmmesh.gpu.library import Library
 from slurmmesh.gpu.live import Operation
 from slurmmesh.gpu.membership import Membership
+
+Kind = TypeVar("Kind", bound=CollectiveError)
 
 # ncclResult_t.
 _RESULTS = {
@@ -40,14 +44,16 @@ def failure_of(
     operation: Operation,
     verdict: Verdict,
     *,
+    kind: type[Kind],
     seconds: float | None = None,
     code: int = 0,
     said: str = "",
     cause: GpuError | None = None,
-) -> CollectiveError:
+) -> Kind:
     """The error of an operation.
 
     Args:
+        kind: which.
         seconds: that it had, if it did not end in time.
         code: of the library, if it told one.
         said: the library's last words.
@@ -68,7 +74,6 @@ def failure_of(
         texts.append(f"the library's last words: {said}")
     if library.emulated:
         texts.append("EMULATED")
-    kind = CollectiveError if seconds is None else CollectiveTimeout
     return kind(
         "; ".join(texts),
         operation=operation.name,

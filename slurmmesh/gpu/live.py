@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from slurmmesh.gpu.communicator import Communicator
+    from slurmmesh.gpu.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ Watcher = Callable[["Communicator", Operation, Moment], None]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()  # a signal handler may abort at any point
-_live: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_live: weakref.WeakKeyDictionary[Communicator, Engine] = weakref.WeakKeyDictionary()
 _watchers: tuple[Watcher, ...] = ()
 _at_exit = False
 
@@ -52,6 +53,12 @@ def live_communicators() -> tuple[Communicator, ...]:
     """
     with _lock:
         return tuple(_live)
+
+
+def engines() -> tuple[Engine, ...]:
+    """What is inside of them."""
+    with _lock:
+        return tuple(_live.values())
 
 
 def watch_operations(watcher: Watcher) -> Callable[[], None]:
@@ -84,11 +91,11 @@ def tell(communicator: Communicator, operation: Operation, moment: Moment) -> No
             _log.exception("a watcher failed when %s of %r %s", operation, communicator, moment)
 
 
-def add(communicator: Communicator) -> None:
+def add(communicator: Communicator, engine: Engine) -> None:
     """It is made."""
     global _at_exit
     with _lock:
-        _live.add(communicator)
+        _live[communicator] = engine
         if not _at_exit:
             _at_exit = True
             # Finalizers run at exit, too: those of device memory wait for the device. What is
@@ -100,7 +107,7 @@ def add(communicator: Communicator) -> None:
 def remove(communicator: Communicator) -> None:
     """It was finalized or aborted."""
     with _lock:
-        _live.discard(communicator)
+        _live.pop(communicator, None)
 
 
 def _abort_all() -> None:
@@ -113,7 +120,7 @@ def _forked() -> None:
     """The parent's communicators are none of the child's."""
     global _lock, _live
     _lock = threading.RLock()
-    _live = weakref.WeakSet()
+    _live = weakref.WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -7,10 +7,10 @@ import resource
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from slurmmesh.errors import (
+    DeviceBusy,
     DeviceOutOfMemory,
     GpuError,
     GpuForked,
@@ -20,37 +20,16 @@ from slurmmesh.errors import (
 )
 from slurmmesh.gpu import dlpack
 from slurmmesh.gpu.device import Device, device_at, device_with
-from slurmmesh.gpu.dlpack import whole
+from slurmmesh.gpu.dmabuf import DmaBuf, dmabuf_of
 from slurmmesh.gpu.library import load
 from slurmmesh.gpu.ranges import Extent, Range
+from slurmmesh.gpu.releasing import release, release_kept
 from slurmmesh.gpu.sharing import ExportedMemory, MemoryDescription
+from slurmmesh.gpu.waiting import Deadline, seconds_of
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+FREE_TIMEOUT_S = 60.0
 _FEW_FILES = 16  # that ROCm may want for one call
 _MOST = 1 << 62
-
-
-@dataclass(frozen=True)
-class DmaBuf:
-    """A descriptor by which a NIC reaches device memory; see ``DeviceMemory.dmabuf``.
-
-    Close it once it is registered: by the end of ``with``, or ``os.close``.
-
-    Attributes:
-        fd: the descriptor.
-        offset: of the range in the dma-buf, in bytes.
-        size: of the range, in bytes.
-    """
-
-    fd: int
-    offset: int
-    size: int
-
-    def __enter__(self) -> DmaBuf:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
 
 
 class DeviceMemory:
@@ -78,9 +57,11 @@ class DeviceMemory:
 
     def __init__(self, device: Device, capacity: int, *, rdma: bool, imported: bool) -> None:
         """Only addresses; ``reserve`` and ``import_`` add the memory."""
+        release_kept()
         self._library = load()
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self._freed = False
         self._device = device
         self.device = device.index
         self.rdma = bool(rdma)
@@ -151,24 +132,35 @@ class DeviceMemory:
                 memory._range.import_(size, fd)
         return memory
 
-    def free(self) -> None:
+    def free(self, timeout: float = FREE_TIMEOUT_S) -> None:
         """Give the memory back; if tensors of it live, the last of them does. Twice is once.
 
         Waits until the device has done what is queued on it.
 
+        Args:
+            timeout: seconds that collectives which are under way on the device have to end.
+
         Raises:
+            DeviceBusy: one did not, and is named. ``abort()`` its communicator, and free again;
+                or leave it to the next memory that is made or freed.
             GpuError: the library refused. Nothing more can be done about it.
         """
+        deadline = Deadline(seconds_of(timeout))
         if self._pid != os.getpid():
+            self._freed = True
             self._range.drop()  # takes no lock: a thread of the parent may hold it for ever
             return
         with self._lock, self._told("memory could not be given back in order"):
-            self._range.drop()
+            with_tensors, self._freed = self.tensors, True
+            if with_tensors:
+                self._range.drop()
+            else:
+                release(self._range, deadline)
 
     @property
     def freed(self) -> bool:
         """Whether ``free()`` was called."""
-        return self._range.dropped
+        return self._freed
 
     def __enter__(self) -> DeviceMemory:
         return self
@@ -277,20 +269,11 @@ class DeviceMemory:
             GpuError: the device or the kernel cannot do it.
         """
         with self._usable():
-            address, size = self._span(offset, size)
-            number = self._extent_around(offset, size)
+            _, size = self._range.span(offset, size)
+            number = self._range.extent_around(offset, size)
             with self._told(f"no dma-buf of {size} bytes could be made"):
-                if self._library.platform == "rocm":
-                    # What ROCm exports are dma-bufs, of whole extents. By address HSA has none of
-                    # mapped memory.
-                    self._check_exportable()
-                    fd = self._range.export_one(number)
-                    return DmaBuf(fd, offset - self.extents[number].offset, size)
-                start = address // _PAGE * _PAGE
-                pages = -(-(address + size - start) // _PAGE) * _PAGE
-                fds, before = self._library.ffi.new("int *"), self._library.ffi.new("uint64_t *")
-                self._library.call("sm_memory_dmabuf_fd", start, pages, fds, before)
-            return DmaBuf(int(fds[0]), int(before[0]) + address - start, size)
+                self._check_exportable()
+                return dmabuf_of(self._library, self._range, number, offset, size)
 
     def tensor(self, dtype: Any = None, shape: Sequence[int] | None = None, offset: int = 0) -> Any:
         """A torch tensor of it, without a copy. It keeps the memory alive.
@@ -359,10 +342,10 @@ class DeviceMemory:
             UsageError: there are not so many.
         """
         with self._usable():
-            _, size = self._span(offset, size)
+            _, size = self._range.span(offset, size)
             found = self._library.ffi.new("char[]", size)
             with self._told(f"{size} bytes could not be read"):
-                for address, start, length in self._pieces(offset, size):
+                for address, start, length in self._range.pieces(offset, size):
                     to = self._host(found) + start
                     self._library.call("sm_memory_copy", self.device, to, address, length)
             return bytes(self._library.ffi.buffer(found, size))
@@ -378,9 +361,9 @@ class DeviceMemory:
         except (TypeError, ValueError, BufferError) as error:
             raise UsageError(f"these are no bytes that could be written: {error}") from error
         with self._usable(), given:
-            _, size = self._span(offset, len(given))
+            _, size = self._range.span(offset, len(given))
             with self._told(f"{size} bytes could not be written"):
-                for address, start, length in self._pieces(offset, size):
+                for address, start, length in self._range.pieces(offset, size):
                     source = self._host(given) + start
                     self._library.call("sm_memory_copy", self.device, address, source, length)
 
@@ -393,18 +376,10 @@ class DeviceMemory:
         if type(value) is not int or not 0 <= value <= 255:
             raise UsageError(f"{value!r} is no byte: 0 to 255")
         with self._usable():
-            _, size = self._span(offset, size)
+            _, size = self._range.span(offset, size)
             with self._told(f"{size} bytes could not be filled"):
-                for address, _, length in self._pieces(offset, size):
+                for address, _, length in self._range.pieces(offset, size):
                     self._library.call("sm_memory_fill", self.device, address, value, length)
-
-    def _pieces(self, offset: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """A range of it by extents, as older HIP wants it: address, bytes before it, bytes."""
-        for extent in self._range.extents:
-            start = max(offset, extent.offset)
-            length = min(offset + size, extent.offset + extent.size) - start
-            if length > 0:
-                yield self.address + start, start - offset, length
 
     def _host(self, data: Any) -> int:
         return int(self._library.ffi.cast("uintptr_t", data))
@@ -414,31 +389,12 @@ class DeviceMemory:
     def _round_up(self, size: int) -> int:
         return -(-size // self._unit) * self._unit
 
-    def _span(self, offset: int, size: int | None) -> tuple[int, int]:
-        """The address and the size of a range of it."""
-        offset = whole(offset)
-        length = self.size - offset if size is None else whole(size)
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise UsageError(f"{length} bytes from {offset} on are not within {self.size}")
-        return self.address + offset, length
-
     def _check_exportable(self) -> None:
         if self.imported and self._library.platform == "rocm":
             raise GpuUnsupported(  # versions of it crash
                 "ROCm cannot export memory that was imported: export it where it was made",
                 library=self._library.path("gpu"),
             )
-
-    def _extent_around(self, offset: int, size: int) -> int:
-        """The number of the extent that a range of it is in."""
-        end = offset + size
-        for number, extent in enumerate(self.extents):
-            if extent.offset <= offset and end <= extent.offset + extent.size:
-                return number
-        raise UsageError(
-            f"bytes {offset} to {end} are not within one extent; a dma-buf is of one: "
-            + ", ".join(f"{e.offset} to {e.offset + e.size}" for e in self.extents)
-        )
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
@@ -477,6 +433,8 @@ class DeviceMemory:
                         ". Or it was the limit of open files (ulimit -n), which this process is "
                         "close to: ROCm opens one for each extent"
                     )
+            elif isinstance(error, DeviceBusy):
+                advice = f". Call abort() of the communicator {error.world!r}, then free() again"
             error.args = (f"device {of.index} ({of.name}): {what}: {error}{advice}",)
             raise
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slurmmesh.errors import GpuError
+from slurmmesh.errors import GpuError, UsageError
+from slurmmesh.gpu.dlpack import whole
 from slurmmesh.gpu.library import Library
 
 _READ_WRITE = 3  # enum sm_access
@@ -37,6 +38,7 @@ class Range:
     Its methods are not to run at the same time. Sizes are multiples of the granularity.
 
     Attributes:
+        device: index of the device that it is for.
         address: the first.
         capacity: bytes of addresses.
         extents: what is mapped, in order.
@@ -44,6 +46,7 @@ class Range:
     """
 
     def __init__(self, library: Library, device: int, capacity: int) -> None:
+        self.device = device
         self.capacity = capacity
         self.extents: list[Extent] = []
         self._library = library
@@ -68,6 +71,41 @@ class Range:
     def size(self) -> int:
         """Bytes that are mapped."""
         return self.extents[-1].offset + self.extents[-1].size if self.extents else 0
+
+    def span(self, offset: int, size: int | None) -> tuple[int, int]:
+        """The address and the size of a part of it; up to the end unless ``size`` is given.
+
+        Raises:
+            UsageError: there are not so many bytes.
+        """
+        offset = whole(offset)
+        length = self.size - offset if size is None else whole(size)
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise UsageError(f"{length} bytes from {offset} on are not within {self.size}")
+        return self.address + offset, length
+
+    def pieces(self, offset: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """A part of it by extents, as older HIP wants it: address, bytes before it, bytes."""
+        for extent in self.extents:
+            start = max(offset, extent.offset)
+            length = min(offset + size, extent.offset + extent.size) - start
+            if length > 0:
+                yield self.address + start, start - offset, length
+
+    def extent_around(self, offset: int, size: int) -> int:
+        """The number of the extent that a part of it is in.
+
+        Raises:
+            UsageError: it is in several.
+        """
+        end = offset + size
+        for number, extent in enumerate(self.extents):
+            if extent.offset <= offset and end <= extent.offset + extent.size:
+                return number
+        raise UsageError(
+            f"bytes {offset} to {end} are not within one extent; a dma-buf is of one: "
+            + ", ".join(f"{e.offset} to {e.offset + e.size}" for e in self.extents)
+        )
 
     @property
     def dropped(self) -> bool:

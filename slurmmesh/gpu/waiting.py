@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
+
+from slurmmesh.errors import UsageError
 
 _SPIN_S = 50e-6
 _SHARE = 8
 _LONGEST_S = 0.01
+_MOST_S = 1e9  # a timeout may be an int that is no float
 
 
 class Deadline:
@@ -34,3 +38,10 @@ class Deadline:
         elapsed = self.elapsed
         if elapsed > _SPIN_S:
             time.sleep(min(elapsed / _SHARE, _LONGEST_S))
+
+
+def seconds_of(timeout: Any) -> float:
+    """A timeout, checked."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: it is a number of seconds, more than 0")
+    return float(min(timeout, _MOST_S))

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from slurmmesh import gpu
-from slurmmesh.errors import CollectiveTimeout, GpuForked, UsageError
-from slurmmesh.gpu import Communicator, CommunicatorId
+from slurmmesh.errors import CollectiveTimeout, DeviceBusy, GpuForked, UsageError
+from slurmmesh.gpu import Communicator, CommunicatorId, DeviceMemory
 from slurmmesh.gpu.library import Library
-from tests.gpu.alive import descriptors
+from tests.gpu.alive import alive, descriptors
 from tests.gpu.meeting import Rank
+from tests.gpu.programs_failures import told
 
 
 @contextlib.contextmanager
@@ -86,6 +87,48 @@ def one_deadline(folder: str, rank: int, size: int) -> str:
         comm.finalize(timeout=0.2)
     own.tell("over")
     return ""
+
+
+def freed_amid(folder: str, rank: int, size: int) -> dict[str, Any] | None:
+    """Memory is freed while a collective on its device hangs: it stays, and is freed later."""
+    own = Rank(folder, rank, size)
+    before = alive()
+    with own.communicator() as comm:
+        if rank:
+            own.hear("refused", 0)
+            comm.all_reduce(torch.ones(1 << 21, dtype=torch.uint8))
+            own.meet("over")
+            return None
+        memory, other, forgotten = (DeviceMemory.reserve(1) for _ in range(3))
+        tensor = other.tensor()
+        comm.all_reduce(memory, wait=False)
+        mapped = alive()["mappings"]
+        with pytest.raises(DeviceBusy) as raised:
+            memory.free(timeout=0.2)
+        with pytest.raises(DeviceBusy):
+            forgotten.free(timeout=0.1)
+        del forgotten
+        other.free()  # its tensor has it
+        assert memory.freed
+        assert other.freed
+        with pytest.raises(UsageError, match="was freed"):
+            memory.read()
+        assert alive()["mappings"] == mapped
+        assert gpu.live_communicators() == (comm,)
+        own.tell("refused")
+        comm.wait()
+        memory.free()
+        del tensor
+        assert alive()["owners"] == before["owners"]
+        own.meet("over")
+    comm, memory = Communicator(CommunicatorId.new("alone"), 0, 1), DeviceMemory.reserve(1)
+    comm.recv(memory, 0, wait=False)
+    with pytest.raises(DeviceBusy, match=r"recv of rank 0 of 1 in 'alone'"):
+        memory.free(timeout=0.1)
+    comm.abort()
+    DeviceMemory.reserve(1).free()
+    assert alive()["owners"] == before["owners"]
+    return told(raised.value)
 
 
 def watched() -> list[str]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from tests.emulator import build
 from tests.gpu import programs_ends as ends
 from tests.gpu.running import Gpu
 from tests.gpu.worlds import run
@@ -23,6 +27,18 @@ def test_a_library_that_does_not_give_it_back(emulator: GpuOf) -> None:
 
 def test_finalize_has_one_deadline(emulator: GpuOf, tmp_path: Path) -> None:
     run(emulator(), tmp_path, ends.one_deadline, 2)
+
+
+@pytest.mark.parametrize("flavour", ["plain", pytest.param("asan", marks=pytest.mark.slow)])
+def test_memory_is_not_freed_amid_a_collective(
+    emulator: GpuOf, tmp_path: Path, flavour: build.Flavour
+) -> None:
+    told = run(emulator(flavour=flavour), tmp_path, ends.freed_amid, 2)[0]
+    assert (told["kind"], told["operation"], told["world"]) == ("DeviceBusy", "all_reduce", "world")
+    assert told["peers"] == told["late"] == [1]
+    assert re.search(r"^device 0 \(.*\): memory could not be given back", told["text"])
+    assert re.search(r"rank 1 \(pid \d+ on \S+\) is alive, but has not arrived", told["text"])
+    assert "Call abort() of the communicator 'world', then free() again" in told["text"]
 
 
 def test_watchers_that_fail(emulator: GpuOf) -> None:
