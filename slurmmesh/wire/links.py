@@ -83,7 +83,6 @@ class Link:
         self._wakers: list[Callable[[], Any]] = []
         self._out = Outgoing(sock)
         self._posting = 0
-        self._more = True
         self._finishing = False
         self._events = 0
         self._deadline: Timer | None = None
@@ -312,6 +311,7 @@ class Link:
         """Read once. False when nothing more is there now."""
         decoder = self._decoder
         space = decoder.space()
+        self._more = True
         try:
             # Read and note in one step of the interpreter.
             if self._tls is not None:
@@ -320,7 +320,6 @@ class Link:
                 counts = decoder.counts
                 counts.extend(map(self._sock.recv_into, (space,)))
                 came = counts[-1] > 0
-                self._more = True
             else:
                 incoming = decoder.incoming
                 if self._is_unix:
@@ -379,11 +378,12 @@ class Link:
         with self._lock:
             try:
                 if space is not None:
-                    counts = decoder.counts
-                    counts.extend(map(tls.read, (len(space),), (space,)))
-                    return counts[-1] > 0
+                    decoder.counts.extend(map(tls.read, (len(space),), (space,)))
+                    return decoder.counts[-1] > 0
                 decoder.incoming.extend(zip(map(tls.read, (_CHUNK,)), *_NO_ANCILLARY, strict=False))
-                return len(decoder.incoming[-1][0]) > 0
+                size = len(decoder.incoming[-1][0])
+                self._more = size == 1 << 14 or tls.pending() > 0  # or a full record of TLS
+                return size > 0
             except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 return False
             except OSError:
