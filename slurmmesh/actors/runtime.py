@@ -53,6 +53,7 @@ class ProcOptions:
     supervise: Supervision | None
     bootstrap: bytes
     gpus_per_proc: int | None = None
+    first_gpu: int = 0
 
 
 class Runtime(Protocol):

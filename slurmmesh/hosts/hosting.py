@@ -163,7 +163,7 @@ class Hosting:
             return None
         if self.gpus.note:
             say(f"slurmmesh host: GPUs {','.join(self.gpus.devices)}: {self.gpus.note}")
-        return self.gpus.shares(message.per_host, message.gpus_per_proc)
+        return self.gpus.shares(message.per_host, message.gpus_per_proc, message.first_gpu)
 
     def _host(self, message: SpawnProcs, rank: int) -> HostedProc:
         """Make all that a proc needs but its process.

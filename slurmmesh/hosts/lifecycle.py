@@ -125,6 +125,7 @@ class Lifecycle:
                 mesh.bootstrap,
                 tuple(mesh.homes or ()) if mesh.expected or mesh.homes is None else None,
                 mesh.gpus_per_proc,
+                mesh.first_gpu,
             )
             if host.lost is not None or not self._roster.tell(host, order):
                 self._reactor.call_soon(self._lose_ranks, mesh, host, incarnation)

@@ -59,15 +59,15 @@ class Visible(NamedTuple):
         named = f" ({self.variable}={','.join(self.devices)})" if self.variable else ""
         return f"it sees {len(self.devices)} GPUs{named}, and {wanted} are wanted"
 
-    def shares(self, procs: int, each: int) -> Mask:
-        """Masks of so many procs, ``each`` devices for one, in order.
+    def shares(self, procs: int, each: int, first: int = 0) -> Mask:
+        """Masks of so many procs, ``each`` devices for one, in order from the ``first`` on.
 
         Raises ValueError where ``why_not`` says so.
         """
-        if reason := self.why_not(procs * each):
+        if reason := self.why_not(first + procs * each):
             raise ValueError(reason)
-        firsts = range(0, procs * each, each) if each else [0] * procs
-        values = (",".join(self.devices[first : first + each]) for first in firsts)
+        starts = (first + number * each for number in range(procs))
+        values = (",".join(self.devices[start : start + each]) for start in starts)
         return Mask(self.variable or CUDA, tuple(values))
 
 

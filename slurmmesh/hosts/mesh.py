@@ -73,6 +73,7 @@ class HostMesh(Shaped):
         preload: Sequence[str] | None = (),
         supervise: Supervision | None = None,
         gpus_per_proc: int | None = None,
+        first_gpu: int = 0,
     ) -> ProcMesh:
         """Start procs on each host; returns at once.
 
@@ -94,6 +95,8 @@ class HostMesh(Shaped):
             gpus_per_proc: so many of the host's GPUs each proc sees, and no others; restarted, it
                 sees the same. In the proc they are counted from 0 (see docs/gpu.md). None: it sees
                 what the host sees.
+            first_gpu: the first of those that the procs of a host share: for several meshes on the
+                same hosts, each with GPUs of its own.
 
         Raises:
             ValueError: a dimension twice, or a size below 1.
@@ -110,7 +113,7 @@ class HostMesh(Shaped):
         environment = dict(env or {})
         for key, value in environment.items():
             _check_variable(key, value)
-        _check_gpus(gpus_per_proc, environment)
+        _check_gpus(gpus_per_proc, first_gpu, environment)
         inner = Extent.of(per_host or {})
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
         region = Region(extent)
@@ -125,6 +128,7 @@ class HostMesh(Shaped):
                 supervise,
                 _packed(bootstrap),
                 gpus_per_proc,
+                first_gpu,
             ),
         )
         return ProcMesh(self._runtime, mesh, name, region, region)
@@ -216,10 +220,14 @@ def _packed(bootstrap: Callable[[], Any] | None) -> bytes:
     return body
 
 
-def _check_gpus(per_proc: object, env: Mapping[str, str]) -> None:
+def _check_gpus(per_proc: object, first: object, env: Mapping[str, str]) -> None:
+    if type(first) is not int or first < 0:
+        raise UsageError(f"first_gpu is the number of a GPU, from 0 on, not {first!r}")
     if per_proc is None:
+        if first:
+            raise UsageError("first_gpu is for procs that share GPUs: give gpus_per_proc, too")
         return
-    if isinstance(per_proc, bool) or not isinstance(per_proc, int) or per_proc < 0:
+    if type(per_proc) is not int or per_proc < 0:
         raise UsageError(f"gpus_per_proc is a number of GPUs, or None, not {per_proc!r}")
     if masks := [name for name in VARIABLES if name in env]:
         raise UsageError(f"give gpus_per_proc or {masks[0]} in env, not both")

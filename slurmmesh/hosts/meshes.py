@@ -57,6 +57,7 @@ class MeshRecord:
         starts: futures of ``initialized``, likewise.
         bootstrap: a pickled function that each proc runs first; empty for none.
         gpus_per_proc: None: each sees what its host sees.
+        first_gpu: of each host's, that its procs share.
         asked: indices of hosts that asked where it is.
         homes: modules of its actors' classes, which hosts import for all ranks of theirs; None if
             they are not to.
@@ -74,6 +75,7 @@ class MeshRecord:
     owner: Owner = ROOT
     bootstrap: bytes = b""
     gpus_per_proc: int | None = None
+    first_gpu: int = 0
     spawned: dict[int, SpawnedActor] = field(default_factory=dict)
     created: list[tuple[Frame, str]] = field(default_factory=list)
     subscribers: list[Callable[[ProcEvent], Any]] = field(default_factory=list)

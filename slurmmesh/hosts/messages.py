@@ -76,6 +76,7 @@ class SpawnProcs(NamedTuple):
         bootstrap: see ``ProcWelcome``.
         imports: see ``Imports``; None: they will be told.
         gpus_per_proc: None: each sees what the host sees.
+        first_gpu: of the host's, that its procs of this mesh share.
     """
 
     mesh: int
@@ -91,6 +92,7 @@ class SpawnProcs(NamedTuple):
     bootstrap: bytes
     imports: tuple[str, ...] | None = ()
     gpus_per_proc: int | None = None
+    first_gpu: int = 0
 
 
 class Imports(NamedTuple):

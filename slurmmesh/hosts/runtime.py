@@ -136,7 +136,7 @@ class ProgramRuntime:
         total = len(region)
         per_host = total // len(hosts)
         if options.gpus_per_proc is not None:
-            self._check_gpus(hosts, per_host, options.gpus_per_proc)
+            self._check_gpus(hosts, per_host, options.gpus_per_proc, options.first_gpu)
         places = [RankRecord(hosts[rank // per_host]) for rank in range(total)]
         with self._lock:
             if self._life.closing:
@@ -153,6 +153,7 @@ class ProgramRuntime:
                 owner,
                 options.bootstrap,
                 options.gpus_per_proc,
+                options.first_gpu,
             )
             # What runs before the imports may have a say in them.
             if options.preload is None or options.bootstrap:
@@ -170,9 +171,9 @@ class ProgramRuntime:
             self._life.start(mesh, tuple(range(total)), 0)
         return mesh.id
 
-    def _check_gpus(self, hosts: Sequence[int], per_host: int, each: int) -> None:
+    def _check_gpus(self, hosts: Sequence[int], per_host: int, each: int, first: int) -> None:
         for host in map(self._hosts.__getitem__, hosts):
-            if host.lost is None and (reason := host.gpus.why_not(per_host * each)):
+            if host.lost is None and (reason := host.gpus.why_not(first + per_host * each)):
                 raise UsageError(f"gpus_per_proc={each} on host {host.name}: {reason}")
 
     def new_actor(self, mesh: int) -> int:

@@ -24,7 +24,8 @@ class Assignment:
         alive_from: for each replica the first of its incarnations that is not known to be dead;
             empty: no replica has died.
         gone: replicas that will not come back.
-        first_device: index on its host of the device of the group's rank 0.
+        first_device: index on its host of the device of the group's rank 0; None: each process
+            sees only its own.
         threads: threads that torch may use for one operation.
         settings: the times to work with.
     """
@@ -39,6 +40,6 @@ class Assignment:
     progress: int = 0
     alive_from: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
-    first_device: int = 0
+    first_device: int | None = 0
     threads: int = 1
     settings: RecoverySettings = field(default_factory=RecoverySettings)

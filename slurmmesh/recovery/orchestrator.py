@@ -109,6 +109,8 @@ class Orchestrator:
             env={**plan.settings.environment(), **plan.env},
             preload=(PRELOAD, *plan.preload),
             supervise=plan.restarts,
+            gpus_per_proc=plan.gpus_per_proc,
+            first_gpu=(plan.gpus_per_proc or 0) * plan.first_devices[index],
         )
         procs.on_event(lambda event: self._inbox.put(lambda: self._on_proc(index, event)))
         trainer = procs.spawn("trainer", TrainerActor)
@@ -163,7 +165,9 @@ class Orchestrator:
             progress=0 if replica.start == 0 else self._progress,
             alive_from=tuple(other.alive_from for other in self._replicas),
             gone=tuple(other.index for other in self._replicas if other.state == "left_out"),
-            first_device=plan.first_devices[replica.index],
+            first_device=(
+                plan.first_devices[replica.index] if plan.gpus_per_proc is None else None
+            ),
             threads=plan.threads,
             settings=plan.settings,
         )

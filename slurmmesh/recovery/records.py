@@ -61,6 +61,7 @@ class Plan:
     Attributes:
         placement: index of the host of each replica.
         first_devices: index on its host of each replica's first device.
+        gpus_per_proc: None: each process sees what its host sees.
     """
 
     function: Callable[..., Any]
@@ -68,6 +69,7 @@ class Plan:
     placement: tuple[int, ...]
     first_devices: tuple[int, ...]
     procs_per_replica: int
+    gpus_per_proc: int | None
     threads: int
     preload: tuple[str, ...]
     env: Mapping[str, str]

@@ -101,8 +101,9 @@ class Replica:
 
     @property
     def device_index(self) -> int:
-        """Which device of its host this process should use, where there are any."""
-        return self.assignment.first_device + self.group_rank
+        """Which of the devices that it sees this process should use, where there are any."""
+        first = self.assignment.first_device
+        return 0 if first is None else first + self.group_rank
 
     @property
     def is_restart(self) -> bool:

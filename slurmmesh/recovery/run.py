@@ -48,6 +48,7 @@ def train(
     replicas: int = 4,
     procs_per_replica: int = 1,
     procs_per_host: int = 0,
+    gpus_per_proc: int | None = None,
     threads: int = 1,
     preload: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
@@ -73,6 +74,8 @@ def train(
         replicas: how many. One that died needs another to heal from.
         procs_per_replica: processes in each replica, all on one host.
         procs_per_host: how many processes a host takes (``job.gpus_per_node``); 0: any number.
+        gpus_per_proc: so many of its host's GPUs each process sees, and no others, also after a
+            restart; None: it sees all that its host sees. See ``Replica.device_index``.
         threads: threads torch may use in each process for one operation on the CPU.
         preload: modules that each host imports once, so that restarts need not.
         env: added to the environment of the replicas.
@@ -85,7 +88,8 @@ def train(
 
     Raises:
         MissingDependencyError: torch or torchft is not installed.
-        UsageError: numbers that make no sense, or more replicas than the hosts take.
+        UsageError: numbers that make no sense, or more replicas than the hosts take, or than they
+            have GPUs for.
         ActorError: the function raised, in whichever process was first. Nothing is started
             again for that: the same would happen again. (What comes from a failing device or
             network counts as a death.)
@@ -95,6 +99,8 @@ def train(
     require_torch()
     if threads < 1:
         raise UsageError(f"threads must be at least 1, not {threads}")
+    if gpus_per_proc is not None and (type(gpus_per_proc) is not int or gpus_per_proc < 0):
+        raise UsageError(f"gpus_per_proc is a number of GPUs, or None, not {gpus_per_proc!r}")
     if faults is not None:
         faults.check(replicas)
     _check_travels(function, args)
@@ -106,6 +112,7 @@ def train(
         placement=placement,
         first_devices=device_indices(placement, procs_per_replica),
         procs_per_replica=procs_per_replica,
+        gpus_per_proc=gpus_per_proc,
         threads=threads,
         preload=tuple(preload),
         env=dict(env or {}),

@@ -94,6 +94,22 @@ def test_several_for_each_and_none(hosts: sm.HostMesh) -> None:
         each.stop().get(30)
 
 
+def test_meshes_of_one_host_share_its_gpus(hosts: sm.HostMesh) -> None:
+    first = hosts.spawn_procs({"gpus": 1}, name="first", gpus_per_proc=1)
+    rest = hosts.spawn_procs({"gpus": 2}, name="rest", gpus_per_proc=1, first_gpu=1)
+    assert masks_of(first) == [{ROCR: "4"}] * 2
+    assert masks_of(rest) == [{ROCR: device} for device in "5757"]
+    with pytest.raises(UsageError, match=r"it sees 3 GPUs .* and 4 are wanted"):
+        hosts.spawn_procs({"gpus": 2}, gpus_per_proc=1, first_gpu=2)
+    for wrong in (-1, True, 1.0, None):
+        with pytest.raises(UsageError, match="first_gpu is the number of a GPU"):
+            hosts.spawn_procs(gpus_per_proc=1, first_gpu=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give gpus_per_proc, too"):
+        hosts.spawn_procs(first_gpu=1)
+    for each in (first, rest):
+        each.stop().get(30)
+
+
 def test_more_than_there_are_is_refused_before_anything_starts(hosts: sm.HostMesh) -> None:
     with pytest.raises(UsageError, match=r"on host local0: it sees 3 GPUs .* and 4 are wanted"):
         hosts.spawn_procs({"gpus": 2}, name="many", gpus_per_proc=2)
@@ -106,12 +122,13 @@ def test_more_than_there_are_is_refused_before_anything_starts(hosts: sm.HostMes
 
 def test_a_restarted_proc_has_the_same(hosts: sm.HostMesh) -> None:
     rule = sm.Supervision("one_for_one", max_restarts=2, within_s=60)
-    procs = hosts.spawn_procs({"gpus": 3}, name="again", gpus_per_proc=1, supervise=rule)
+    how = {"gpus_per_proc": 1, "first_gpu": 1}
+    procs = hosts.spawn_procs({"gpus": 2}, name="again", supervise=rule, **how)
     actors = procs.spawn("look", Look)
     before = list(actors.masks.call().get(60).values())
     events: queue.SimpleQueue[sm.ProcEvent] = queue.SimpleQueue()
     procs.on_event(events.put)
-    procs.send_signal(signal.SIGKILL, rank=4)
+    procs.send_signal(signal.SIGKILL, rank=3)
     while events.get(timeout=60).kind != "restarted":
         pass
     assert list(actors.masks.call().get(60).values()) == before

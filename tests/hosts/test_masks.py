@@ -79,6 +79,8 @@ def test_a_share_is_a_part_of_what_the_host_sees(
     assert list(map(resolved, seen.devices)) == before
     procs = len(before) // each
     mask = seen.shares(procs, each)
+    for first in range(procs + 1):  # of several meshes on one host
+        assert seen.shares(procs - first, each, first * each).values == mask.values[first:]
     for rank in range(procs):
         child = {**environ, "KEPT": "1"}
         mask.apply(child, rank)

@@ -34,6 +34,13 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x[:, :4] * 2 - x[:, 4:]
 
 
+def masked(replica: Any) -> tuple[dict[str, str], int]:
+    """Train; replica 1 dies. Returns which GPUs this process sees, and which of them it uses."""
+    train(replica, 12, die_at={1: 3})
+    masks = {name: value for name, value in os.environ.items() if name.endswith("VISIBLE_DEVICES")}
+    return masks, replica.device_index
+
+
 def fingerprint(model: nn.Module) -> float:
     return float(sum(p.detach().double().abs().sum() for p in model.parameters()))
 
