@@ -105,77 +105,57 @@ EMU_EXPORT int ncclCommCuDevice(struct ccl_comm *comm, int *device)
     ASK(comm, device, comm->device);
 }
 
+/** Issues an operation with these fields. */
+#define ISSUE(comm, stream, ...)                                                                   \
+    ccl_issue(&(const struct ccl_operation){__VA_ARGS__}, (comm), (stream))
+
 EMU_EXPORT int ncclAllReduce(const void *send, void *recv, size_t count, int type, int reduction,
                              struct ccl_comm *comm, void *stream)
 {
-    const struct ccl_operation operation = {.kind = CCL_ALL_REDUCE,
-                                            .send = send,
-                                            .recv = recv,
-                                            .count = count,
-                                            .type = type,
-                                            .reduction = reduction};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_ALL_REDUCE, .send = send, .recv = recv, .count = count,
+                 .type = type, .reduction = reduction);
 }
 
 EMU_EXPORT int ncclReduce(const void *send, void *recv, size_t count, int type, int reduction,
                           int root, struct ccl_comm *comm, void *stream)
 {
-    const struct ccl_operation operation = {.kind = CCL_REDUCE,
-                                            .send = send,
-                                            .recv = recv,
-                                            .count = count,
-                                            .type = type,
-                                            .reduction = reduction,
-                                            .root = root};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_REDUCE, .send = send, .recv = recv, .count = count,
+                 .type = type, .reduction = reduction, .root = root);
 }
 
 EMU_EXPORT int ncclReduceScatter(const void *send, void *recv, size_t count, int type,
                                  int reduction, struct ccl_comm *comm, void *stream)
 {
-    const struct ccl_operation operation = {.kind = CCL_REDUCE_SCATTER,
-                                            .send = send,
-                                            .recv = recv,
-                                            .count = count,
-                                            .type = type,
-                                            .reduction = reduction};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_REDUCE_SCATTER, .send = send, .recv = recv,
+                 .count = count, .type = type, .reduction = reduction);
 }
 
 EMU_EXPORT int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root,
                              struct ccl_comm *comm, void *stream)
 {
-    const struct ccl_operation operation = {.kind = CCL_BROADCAST,
-                                            .send = send,
-                                            .recv = recv,
-                                            .count = count,
-                                            .type = type,
-                                            .root = root};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_BROADCAST, .send = send, .recv = recv, .count = count,
+                 .type = type, .root = root);
 }
 
 EMU_EXPORT int ncclAllGather(const void *send, void *recv, size_t count, int type,
                              struct ccl_comm *comm, void *stream)
 {
-    const struct ccl_operation operation = {
-        .kind = CCL_ALL_GATHER, .send = send, .recv = recv, .count = count, .type = type};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_ALL_GATHER, .send = send, .recv = recv, .count = count,
+                 .type = type);
 }
 
 EMU_EXPORT int ncclSend(const void *send, size_t count, int type, int peer, struct ccl_comm *comm,
                         void *stream)
 {
-    const struct ccl_operation operation = {
-        .kind = CCL_SEND, .send = send, .count = count, .type = type, .root = peer};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_SEND, .send = send, .count = count, .type = type,
+                 .root = peer);
 }
 
 EMU_EXPORT int ncclRecv(void *recv, size_t count, int type, int peer, struct ccl_comm *comm,
                         void *stream)
 {
-    const struct ccl_operation operation = {
-        .kind = CCL_RECV, .recv = recv, .count = count, .type = type, .root = peer};
-    return ccl_issue(&operation, comm, stream);
+    return ISSUE(comm, stream, .kind = CCL_RECV, .recv = recv, .count = count, .type = type,
+                 .root = peer);
 }
 
 #ifndef EMULATOR_OLD

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_void_p
+from typing import Any
 
 from tests.emulator.programs_collectives import all_reduce
 from tests.emulator.ranks import (
@@ -21,22 +24,32 @@ from tests.emulator.ranks import (
 )
 
 
-def witness(rank: int, size: int, unique_id: str) -> None:
-    """Waits in an all-reduce for a rank that dies instead; says what it is told."""
+def _all_but_the_last(rank: int, size: int, unique_id: str) -> Rank:
+    """All ranks reduce once. The last one then waits here to be killed."""
     own = Rank(rank, size, unique_id)
     all_reduce(own, [1.0])
     say("ready")
     if rank == size - 1:
         hear()
         time.sleep(60)
+    return own
+
+
+@contextmanager
+def _all_reduce_of(own: Rank) -> Iterator[tuple[Any, ...]]:
+    """The arguments of an all-reduce in place."""
     with own.array(ctypes.c_float, [1.0]) as one:
-        own.ccl.ok("AllReduce", at(one), at(one), c_size_t(1), FLOAT, SUM, own.comm, own.stream)
+        yield at(one), at(one), c_size_t(1), FLOAT, SUM, own.comm, own.stream
+
+
+def witness(rank: int, size: int, unique_id: str) -> None:
+    """Waits in an all-reduce for a rank that dies instead; says what it is told."""
+    own = _all_but_the_last(rank, size, unique_id)
+    with _all_reduce_of(own) as arguments:
+        own.ccl.ok("AllReduce", *arguments)
         result, text = own.failure()
         assert result == REMOTE_ERROR
-        again = own.ccl.call(
-            "AllReduce", at(one), at(one), c_size_t(1), FLOAT, SUM, own.comm, own.stream
-        )
-        assert again == REMOTE_ERROR
+        assert own.ccl.call("AllReduce", *arguments) == REMOTE_ERROR
         own.ccl.ok("CommAbort", own.comm)
         own.wait()
     own.ccl.none_left()
@@ -45,14 +58,9 @@ def witness(rank: int, size: int, unique_id: str) -> None:
 
 def survivor(rank: int, size: int, unique_id: str) -> None:
     """As a witness; the ranks that are left then shrink, and go on with a new one that joins."""
-    own = Rank(rank, size, unique_id)
-    all_reduce(own, [1.0])
-    say("ready")
-    if rank == size - 1:
-        hear()
-        time.sleep(60)
-    with own.array(ctypes.c_float, [1.0]) as one:
-        own.ccl.ok("AllReduce", at(one), at(one), c_size_t(1), FLOAT, SUM, own.comm, own.stream)
+    own = _all_but_the_last(rank, size, unique_id)
+    with _all_reduce_of(own) as arguments:
+        own.ccl.ok("AllReduce", *arguments)
         own.failure()
         smaller, dead = c_void_p(), (c_int * 1)(size - 1)
         own.ccl.ok("CommShrink", own.comm, dead, 1, byref(smaller), None, 1)
@@ -83,14 +91,9 @@ def joiner(size: int, unique_id: str) -> None:
 
 def hanging(rank: int, size: int, unique_id: str) -> None:
     """As real libraries often do: the death is not noticed; abort from another thread helps."""
-    own = Rank(rank, size, unique_id)
-    all_reduce(own, [1.0])
-    say("ready")
-    if rank == size - 1:
-        hear()
-        time.sleep(60)
-    with own.array(ctypes.c_float, [1.0]) as one:
-        own.ccl.ok("AllReduce", at(one), at(one), c_size_t(1), FLOAT, SUM, own.comm, own.stream)
+    own = _all_but_the_last(rank, size, unique_id)
+    with _all_reduce_of(own) as arguments:
+        own.ccl.ok("AllReduce", *arguments)
         waiter = threading.Thread(target=own.wait)
         waiter.start()
         assert hear() == "killed"
@@ -107,15 +110,14 @@ def deserted(rank: int, size: int, unique_id: str) -> None:
     """The last rank aborts, leaves, or calls something else."""
     how = hear()
     own = Rank(rank, size, unique_id)
-    with own.array(ctypes.c_float, [1.0]) as one:
-        arguments = at(one), at(one), c_size_t(1), FLOAT
+    with _all_reduce_of(own) as arguments:
         if rank == size - 1 and how == "disagree":
-            own.ccl.ok("Reduce", *arguments, SUM, 0, own.comm, own.stream)
+            own.ccl.ok("Reduce", *arguments[:5], 0, *arguments[5:])
         elif rank == size - 1:
             own.ccl.ok("CommAbort" if how == "abort" else "CommDestroy", own.comm)
             return
         else:
-            own.ccl.ok("AllReduce", *arguments, SUM, own.comm, own.stream)
+            own.ccl.ok("AllReduce", *arguments)
         if rank == 0:
             result, text = own.failure()
             say(f"{result} {text}")
@@ -126,8 +128,7 @@ def deserted(rank: int, size: int, unique_id: str) -> None:
 
 def revoked(rank: int, size: int, unique_id: str) -> None:
     own = Rank(rank, size, unique_id)
-    with own.array(ctypes.c_float, [1.0]) as one:
-        arguments = at(one), at(one), c_size_t(1), FLOAT, SUM, own.comm, own.stream
+    with _all_reduce_of(own) as arguments:
         if rank:  # rank 0 does not take part
             own.ccl.ok("AllReduce", *arguments)
             assert own.busy()
