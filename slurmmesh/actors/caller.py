@@ -139,7 +139,7 @@ class Caller:
             future: Future[Any] = Future(what, direct.driver)
             with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
                 self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
-                _send(direct, frame, functools.partial(settle, future, finish), timeout)
+                _send(direct, frame, functools.partial(_settle_one, future, finish), timeout)
                 return future
         if timeout is not None:
             # Answers that wait for each other on the way count as missing.
@@ -473,6 +473,15 @@ def _send(link: DirectLink, frame: Frame, sink: Sink | None, timeout: float | No
     frame = replace(frame, ranks=())
     link.wait_for_room(frame, link.send_message(frame, sink))
     link.sent(frame, timeout)
+
+
+def _settle_one(
+    future: Future[Any],
+    finish: Callable[[list[Any]], Any],
+    value: Any,
+    error: BaseException | None,
+) -> None:
+    settle(future, finish, [value], error)
 
 
 def _is_idle(place: Place) -> bool:

@@ -6,25 +6,27 @@ It is for what goes by the hosts; a direct link keeps its own calls (``actors/di
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmmesh.actors.direct import Leg, Sink, answer_of, not_loaded
+from slurmmesh.actors.direct import Leg, answer_of, not_loaded
 from slurmmesh.actors.future import Future
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import Frame
 
-Then = Callable[[], Any]
-"""What is to be done once the book's lock is free: it wakes threads and runs code of users."""
+SinkOf = Callable[[int, Any, "BaseException | None"], Any]
+"""Takes a rank and its value, or its error. May be told the same once more."""
 
 
 class _Open:
     """An open call or cast: which ranks it waits for, and the places that wait to know.
 
     A cast waits for the news that it was delivered, and does nothing with it.
+
+    A signal handler may raise at any moment; then the same news comes again. So it is noted first,
+    then its ranks are crossed off, then it is told, and each of these does no harm if done twice.
     """
 
     def __init__(self, mesh: int, ranks: Sequence[int], places: Mapping[int, Leg]) -> None:
@@ -33,31 +35,27 @@ class _Open:
         self.places = places
         self.over = False
 
-    def take(self, ranks: Iterable[int]) -> list[int]:
-        """Cross these ranks off; returns the indices of those that had not answered."""
-        indices = []
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be known of it."""
+        return not self.slots or (self.over and not self.places)
+
+    def cross_off(self, ranks: Iterable[int]) -> None:
+        """These ranks have answered, or have got it, or never will. With the lock held."""
         for rank in ranks:
             index = self.slots.pop(rank, None)
-            if index is not None:
-                indices.append(index)
-                if self.places and (leg := self.places.get(rank)) is not None:
-                    leg.arrive()
-        return indices
+            if index is not None and self.places and (leg := self.places.get(rank)) is not None:
+                leg.arrive()
 
-    def note(self, ranks: Collection[int], value: Any) -> None:
-        """Keep what those of these ranks say that are not crossed off yet.
+    def note(self, ranks: Iterable[int], value: Any) -> None:
+        """Keep what those of these ranks say that are not crossed off. With the lock held."""
 
-        Before they are: a signal handler may raise in between, and then it comes again.
-        """
-
-    def answered(self, indices: list[int], value: Any) -> Then | None:
-        """These answered. With the lock held."""
-        return None
-
-    def failed(self, indices: list[int], error: BaseException) -> Then | None:
+    def note_failure(self, ranks: Iterable[int], error: BaseException) -> None:
         """It failed, because of these where that is known. With the lock held."""
         self.over = True
-        return None
+
+    def tell(self) -> None:
+        """Tell what is noted. It wakes threads and runs code of users: with no lock held."""
 
 
 class _OpenMarker(_Open):
@@ -67,14 +65,20 @@ class _OpenMarker(_Open):
         self, mesh: int, ranks: Sequence[int], arrived: Callable[[list[int]], Any]
     ) -> None:
         super().__init__(mesh, ranks, {})
-        self.ranks = ranks
-        self.arrived = arrived
+        self._arrived = arrived
+        self._untold: dict[int, None] = {}
 
-    def answered(self, indices: list[int], value: Any) -> Then | None:
-        return functools.partial(self.arrived, [self.ranks[index] for index in indices])
+    def note(self, ranks: Iterable[int], value: Any) -> None:
+        self._untold.update((rank, None) for rank in ranks if rank in self.slots)
 
-    def failed(self, indices: list[int], error: BaseException) -> Then | None:
-        return self.answered(indices, None)
+    def note_failure(self, ranks: Iterable[int], error: BaseException) -> None:
+        self.note(ranks, None)
+
+    def tell(self) -> None:
+        if ranks := list(self._untold):
+            self._arrived(ranks)
+            for rank in ranks:
+                self._untold.pop(rank, None)
 
 
 class _OpenCall(_Open):
@@ -92,53 +96,50 @@ class _OpenCall(_Open):
         finish: Callable[..., Any],
     ) -> None:
         super().__init__(mesh, ranks, places)
-        self.values: list[Any] = [None] * len(ranks)
-        self.future = future
-        self.finish = finish
+        self._values: list[Any] = [None] * len(ranks)
+        self._future = future
+        self._finish = finish
+        self._error: BaseException | None = None
 
-    def note(self, ranks: Collection[int], value: Any) -> None:
+    def note(self, ranks: Iterable[int], value: Any) -> None:
         if not self.over:
             for rank in ranks:
                 if (index := self.slots.get(rank)) is not None:
-                    self.values[index] = value
+                    self._values[index] = value
 
-    def answered(self, indices: list[int], value: Any) -> Then | None:
-        return None if self.slots or self.over else self._settle
+    def note_failure(self, ranks: Iterable[int], error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        super().note_failure(ranks, error)
+        self._values = []
 
-    def failed(self, indices: list[int], error: BaseException) -> Then | None:
-        if self.over:
-            return None
-        self.over = True
-        self.values = []
-        return functools.partial(self.future.set_exception, error)
-
-    def _settle(self) -> None:
-        try:
-            result = self.finish(self.values)
-        except BaseException as error:
-            self.future.set_exception(not_loaded(error))
-        else:
-            self.future.set_result(result)
+    def tell(self) -> None:
+        if self._error is not None:
+            self._future.set_exception(self._error)
+        elif not (self.slots or self._future.done()):
+            settle(self._future, self._finish, self._values, None)
 
 
 class _OpenStream(_Open):
     """Each rank's answer or error goes to ``sink`` when it comes."""
 
     def __init__(
-        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Leg], sink: Sink
+        self, mesh: int, ranks: Sequence[int], places: Mapping[int, Leg], sink: SinkOf
     ) -> None:
         super().__init__(mesh, ranks, places)
-        self.sink = sink
+        self._sink = sink
+        self._untold: dict[int, tuple[Any, BaseException | None]] = {}
 
-    def answered(self, indices: list[int], value: Any) -> Then | None:
-        return functools.partial(self._tell, len(indices), value, None)
+    def note(self, ranks: Iterable[int], value: Any, error: BaseException | None = None) -> None:
+        self._untold.update((rank, (value, error)) for rank in ranks if rank in self.slots)
 
-    def failed(self, indices: list[int], error: BaseException) -> Then | None:
-        return functools.partial(self._tell, len(indices), None, error)
+    def note_failure(self, ranks: Iterable[int], error: BaseException) -> None:
+        self.note(ranks, None, error)
 
-    def _tell(self, times: int, value: Any, error: BaseException | None) -> None:
-        for _ in range(times):
-            self.sink(value, error)
+    def tell(self) -> None:
+        for rank, told in list(self._untold.items()):
+            self._sink(rank, *told)
+            self._untold.pop(rank, None)
 
 
 class CallBook:
@@ -181,7 +182,7 @@ class CallBook:
         return call, future
 
     def open_stream(
-        self, mesh: int, ranks: Sequence[int], sink: Sink, places: Mapping[int, Leg]
+        self, mesh: int, ranks: Sequence[int], sink: SinkOf, places: Mapping[int, Leg]
     ) -> int:
         """Note a call whose answers go to ``sink``, one by one; returns its id."""
         return self._note(_OpenStream(mesh, ranks, places, sink))
@@ -223,14 +224,12 @@ class CallBook:
             if call is None:
                 return
             call.note(ranks, value)
-            indices = call.take(ranks)
-            then = call.answered(indices, value)
-            if not call.slots:
-                del self._open[call_id]
-        if then is not None:
-            then()
+            call.cross_off(ranks)
+        self._tell(call_id, call)
 
-    def fail(self, call_id: int, error: BaseException, ranks: Iterable[int] | None = None) -> None:
+    def fail(
+        self, call_id: int, error: BaseException, ranks: Collection[int] | None = None
+    ) -> None:
         """End a call with an error, which came from these ranks; None: from none of them.
 
         Of a stream, these ranks' answers are the error; None: all that have not come.
@@ -241,11 +240,14 @@ class CallBook:
                 return
             if ranks is None:
                 ranks = list(call.slots) if isinstance(call, _OpenStream) else ()
-            then = call.failed(call.take(ranks), error)
-            if not call.slots or (call.over and not call.places):
-                del self._open[call_id]
-        if then is not None:
-            then()
+            call.note_failure(ranks, error)
+            call.cross_off(ranks)
+        self._tell(call_id, call)
+
+    def _tell(self, call_id: int, call: _Open) -> None:
+        call.tell()
+        if call.is_settled:
+            self._open.pop(call_id, None)
 
     def fail_ranks(
         self,
@@ -280,27 +282,28 @@ class CallBook:
 def settle(
     future: Future[Any],
     finish: Callable[[list[Any]], Any],
-    value: Any,
+    values: list[Any],
     error: BaseException | None,
 ) -> None:
-    """Settle the future of a call to one rank."""
+    """Settle the future of a call with what ``finish`` makes of the answers, or an error."""
     if error is None:
         try:
-            value = finish([value])
-        except BaseException as raised:  # code of the user's classes
+            result = finish(values)
+        except (Exception, SystemExit) as raised:  # others are a signal handler's
             error = not_loaded(raised)
     if error is None:
-        future.set_result(value)
+        future.set_result(result)
     else:
         future.set_exception(error)
 
 
-def in_order(futures: Sequence[Future[Any]]) -> Sink:
-    """Settles one future with each answer, the first with the first that comes."""
-    waiting = collections.deque(futures)
+def in_order(futures: Sequence[Future[Any]]) -> SinkOf:
+    """Settles one future with the answer of each rank, the first with the first that comes."""
+    # Made in one step of the interpreter: whoever answers once more gets the same future.
+    of_rank: dict[int, Future[Any]] = collections.defaultdict(iter(futures).__next__)
 
-    def take(value: Any, error: BaseException | None) -> None:
-        future = waiting.popleft()
+    def take(rank: int, value: Any, error: BaseException | None) -> None:
+        future = of_rank[rank]
         if error is None:
             future.set_result(value)
         else:

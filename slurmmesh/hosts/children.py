@@ -134,7 +134,7 @@ class Children:
         futures: list[Future[None]] = [Future() for _ in frame.ranks]
         waiting = iter(futures)
         call = self._book.open_stream(
-            mesh.id, frame.ranks, lambda _value, _error: next(waiting).set_result(None), {}
+            mesh.id, frame.ranks, lambda _rank, _value, _error: next(waiting).set_result(None), {}
         )
         self._life.post(mesh, replace(frame, call=call, flags=frame.flags | STREAM))
         return all_done(futures, "an order to actors")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import pickle
+import sys
+import types
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmmesh.actors.calls import CallBook
+from slurmmesh.actors import calls
+from slurmmesh.actors.calls import CallBook, in_order
+from slurmmesh.actors.future import Future
 from slurmmesh.wire import Frame, Kind
 
 
@@ -71,10 +78,80 @@ def test_an_answer_that_a_handler_interrupts_comes_again_and_is_not_taken_for_no
     assert future.get(0) == ["zero", "one"]
 
 
+@contextlib.contextmanager
+def interrupt(step: int) -> Iterator[None]:
+    """Raises at so many steps of what runs in the file of the book, as a signal handler may."""
+    steps = itertools.count()
+
+    def trace(frame: types.FrameType, _event: str, _arg: object) -> object:
+        if frame.f_code.co_filename != calls.__file__:
+            return None
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("error", [None, KeyError("lost")])
+def test_wherever_a_handler_interrupts_news_all_are_told_when_it_comes_again(error):
+    for step in itertools.count():
+        book = CallBook()
+        arrived: list[int] = []
+        futures: list[Future[int]] = [Future() for _ in range(3)]
+        call, future = book.open(1, range(3), list, "a")
+        stream = book.open_stream(1, range(3), in_order(futures), {})
+        marker = book.open_marker(1, range(3), arrived.extend)
+
+        def say(book: CallBook = book, opened: tuple[int, ...] = (call, stream, marker)) -> None:
+            for rank in range(3):
+                for each in opened:
+                    if error is None:
+                        book.answer_ranks(each, (rank,), rank)
+                    else:
+                        book.fail(each, error, (rank,))
+
+        is_over = False
+        try:
+            with interrupt(step):
+                say()
+                is_over = True
+        except KeyboardInterrupt:
+            say()
+        told = [each.exception(0) or each.get(0) for each in (future, *futures)]
+        assert told == ([[0, 1, 2], 0, 1, 2] if error is None else [error] * 4)
+        assert set(arrived) == {0, 1, 2}
+        assert not book._open
+        if is_over:
+            break
+    assert step > 50
+
+
+def test_a_handler_that_raises_as_the_result_is_made_is_not_taken_for_the_answer():
+    book = CallBook()
+    interrupts = [KeyboardInterrupt()]
+
+    def finish(values: list[int]) -> list[int]:
+        if interrupts:
+            raise interrupts.pop()
+        return values
+
+    call, future = book.open(1, (0,), finish, "a")
+    with pytest.raises(KeyboardInterrupt):
+        book.answer_ranks(call, (0,), 1)
+    book.answer_ranks(call, (0,), 1)
+    assert future.get(0) == [1]
+
+
 def test_in_a_stream_each_rank_has_its_own_answer_or_error():
     book = CallBook()
     told: list[tuple[object, BaseException | None]] = []
-    sink = lambda value, error: told.append((value, error))  # noqa: E731
+    sink = lambda _rank, value, error: told.append((value, error))  # noqa: E731
     call = book.open_stream(1, range(6), sink, {})
     book.answer_ranks(call, (4, 1), "a")
     lost, late = KeyError("lost"), KeyError("late")
@@ -94,7 +171,8 @@ def test_in_a_stream_each_rank_has_its_own_answer_or_error():
 def test_whatever_comes_in_whatever_order_each_is_told_once(news):
     book = CallBook()
     told: list[object] = []
-    stream = book.open_stream(1, range(4), lambda value, error: told.append(error or value), {})
+    sink = lambda _rank, value, error: told.append(error or value)  # noqa: E731
+    stream = book.open_stream(1, range(4), sink, {})
     call, future = book.open(1, range(4), list, "a")
     settled: set[int] = set()
     for what, rank in news:
