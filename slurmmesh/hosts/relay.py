@@ -181,12 +181,8 @@ class Relay:
         passed = self._passed.get(frame.call)
         if passed is not None:
             ups = passed.gather.take(frame, host)
-            if ups or passed.gather.done:
+            if ups or passed.gather.done or passed.request.flags & SOON:
                 self._send_up(frame.call, passed, ups)
-            elif passed.request.flags & SOON and passed.gather.holds:
-                if not self._holding:
-                    self._call_later(MOMENT_S, self._let_go)
-                self._holding.add(frame.call)
 
     def _let_go(self) -> None:
         """What answers to these requests are here have waited for others long enough."""
@@ -269,6 +265,10 @@ class Relay:
                 passed.up.post(frame)
         if passed.gather.done and not passed.gather.keeps and not passed.heads:
             self._passed.pop(call, None)
+        elif passed.request.flags & SOON and passed.gather.holds:
+            if not self._holding:
+                self._call_later(MOMENT_S, self._let_go)
+            self._holding.add(call)
 
     def _forget(self, call: int) -> None:
         passed = self._passed.pop(call, None)

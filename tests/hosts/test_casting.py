@@ -315,6 +315,23 @@ def test_answers_that_are_wanted_soon_do_not_wait_for_one_that_is_late():
     assert len(replies(net.answers[1])) == 128
 
 
+def test_an_answer_that_comes_before_the_news_of_its_delivery_does_not_wait_either():
+    net = Net(1, 2, 4, random.Random(1))
+    net.top.send(Frame(Kind.CALL, b"do", [b"it"], 1, 1, 0, (0, 1), SOON))
+    while not net.written:
+        assert net.step()
+    [(host, sent, _)], net.written = net.written, []
+    sent([0])
+    late, soon = net.working
+    net.working.clear()
+    net.relays[host].reply(soon[1], host)
+    net.settle()
+    assert [rank for rank, _, _ in replies(net.answers[1])] == [1]
+    net.relays[host].reply(late[1], host)
+    net.settle()
+    assert [rank for rank, _, _ in replies(net.answers[1])] == [1, 0]
+
+
 def test_the_benchmark_counts_frames_that_do_not_grow_with_the_hosts(tmp_path):
     out = tmp_path / "out.json"
     assert casting.main(["--rounds", "1", "--hosts", "17", "40", "--json", str(out)]) == 0
