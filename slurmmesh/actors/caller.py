@@ -37,7 +37,8 @@ _ASK_AGAIN_S = 5.0
 """A direct link that was asked for and has not come for so long is asked for again."""
 _UNREACHABLE_S = 60.0
 """The same for one that came and did not get as far as to be used."""
-
+_SHORT_S = 0.25
+"""Of a call with so short a deadline no answer waits for another on the way, not for a moment."""
 
 Over = Callable[[], "BaseException | None"]
 
@@ -143,7 +144,7 @@ class Caller:
                 return future
         if timeout is not None:
             # Answers that wait for each other on the way count as missing.
-            frame = replace(frame, flags=frame.flags | SOON)
+            frame = replace(frame, flags=frame.flags | (SOON if timeout > _SHORT_S else STREAM))
         placed, apart = self._divide(frame)
         call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
         self._limit(

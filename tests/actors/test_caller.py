@@ -20,7 +20,7 @@ from slurmmesh.errors import FrameError
 from slurmmesh.wire import Frame, FrameDecoder, Kind, Reactor, same_user
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.driver import Driver
-from slurmmesh.wire.frames import MAX_BUFFERS
+from slurmmesh.wire.frames import MAX_BUFFERS, SOON, STREAM
 from slurmmesh.wire.links import HIGH_WATER
 
 
@@ -102,6 +102,15 @@ def test_a_message_over_the_limits_leaves_nothing_behind(direct, kind, quiet):
     assert not direct.caller.book._open
     assert direct.place.under_way == 0
     assert direct.place.direct is direct.link
+
+
+@pytest.mark.parametrize(("timeout", "flag"), [(None, 0), (0.02, STREAM), (5.0, SOON)])
+def test_answers_wait_for_each_other_as_the_deadline_allows(direct, timeout, flag):
+    frame = Frame(Kind.CALL, b"x", mesh=1, ranks=(1, 2))
+    future = direct.caller.call(frame, list, "a call", timeout=timeout)
+    assert [sent.flags & (STREAM | SOON) for sent in direct.by_hosts] == [flag]
+    direct.arrived()
+    assert future.get(0) == [None, None]
 
 
 def test_a_link_is_not_used_before_its_peer_is_known():
