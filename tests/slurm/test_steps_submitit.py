@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def run(lab: Lab, folder: Path, cluster: str, *inside: str) -> dict[str, Any]:
 
 def test_it_runs_in_an_allocation_as_it_does_on_slurm(lab: Lab, tmp_path: Path) -> None:
     salloc = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2")
-    steps = run(lab, tmp_path / "steps", "slurmmesh", *salloc)
+    with ThreadPoolExecutor() as both:  # much of either is waiting
+        inside = both.submit(run, lab, tmp_path / "steps", "slurmmesh", *salloc)
+        outside = both.submit(run, lab, tmp_path / "jobs", "slurm")
+    steps, jobs = inside.result(), outside.result()
     assert steps["training"] == {"epochs": 5, "attempts": 2}
     assert steps["careful"] == "went on after careful"
-    jobs = run(lab, tmp_path / "jobs", "slurm")
     # The script gives Slurm another number than the default; the cluster's name is in its name.
     assert (steps.pop("timeouts left"), jobs.pop("timeouts left")) == (2, 1)
     assert steps == jobs
