@@ -60,7 +60,7 @@ class JobInfo:
 def exit_status(text: str) -> tuple[int, int]:
     """Exit code and signal of a wait status (``768``), or of ``3:0``; zeros for anything else."""
     code, colon, signal = text.strip().partition(":")
-    if not (code.isdigit() and (signal.isdigit() or not colon)):
+    if not (code.isdecimal() and (signal.isdecimal() or not colon)):
         return 0, 0
     return (int(code), int(signal)) if colon else (int(code) >> 8 & 0xFF, int(code) & 0x7F)
 

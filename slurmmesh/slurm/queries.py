@@ -36,7 +36,7 @@ def parse_squeue(text: str, mark: str, cluster: str = "") -> dict[JobRef, JobInf
     return by_ref(
         (ref, _squeue_info(row))
         for row in table
-        if row["JobID"].isdigit()  # else the header of a further cluster
+        if row["JobID"].isdecimal()  # else the header of a further cluster
         for ref in _squeue_refs(row, cluster)
     )
 
@@ -83,7 +83,7 @@ def parse_partition_sizes(stdout: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for line in stdout.splitlines():
         name, bar, count = line.strip().partition("|")
-        if bar and count.isdigit():
+        if bar and count.isdecimal():
             for key in {name.removesuffix("*"), "" if name.endswith("*") else name}:
                 sizes[key] = max(int(count), sizes.get(key, 0))
     return sizes
@@ -113,7 +113,7 @@ def is_up(ping: str) -> bool:
 
 def _squeue_refs(row: Mapping[str, str], cluster: str) -> Iterator[JobRef]:
     """One for each task that a row stands for: tasks that wait may share one."""
-    if row["HetJobID"].isdigit() and int(row["HetJobID"]):
+    if row["HetJobID"].isdecimal() and int(row["HetJobID"]):
         yield JobRef(f"{row['HetJobID']}+{row['HetJobOffset']}", cluster)
         return
     try:
@@ -171,7 +171,7 @@ def _sacct_info(row: Mapping[str, str]) -> JobInfo:
         qos=_word(row["QOS"]),
         node_count=_count(row["NNodes"]),
         time_used_s=float(_count(row["ElapsedRaw"])),
-        time_limit_s=_count(minutes) * 60.0 if minutes.isdigit() else _seconds(minutes),
+        time_limit_s=_count(minutes) * 60.0 if minutes.isdecimal() else _seconds(minutes),
         submitted=parse_moment(row["Submit"]),
         started=parse_moment(row["Start"]),
         ended=parse_moment(row["End"]),

@@ -81,7 +81,7 @@ def phases(
 def disagree(folder: str, rank: int, size: int) -> dict[str, Any]:
     """Each calls something else."""
     own = Rank(folder, rank, size)
-    comm = own.communicator(timeout=0.5)
+    comm = own.communicator(timeout=2)
     with pytest.raises(CollectiveError) as raised:
         comm.broadcast(torch.ones(4)) if rank == 1 else comm.all_reduce(torch.ones(4))
     own.meet("end")

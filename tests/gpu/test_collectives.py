@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import signal
 from collections.abc import Callable
@@ -158,7 +157,7 @@ def test_abort_frees_calls_and_races_with_them(
 def test_the_interpreter_ends_while_operations_wait(rocm: Gpu, tmp_path: Path) -> None:
     with world(rocm, tmp_path, failures.at_exit, 2) as ranks:
         assert ranks[0].end()[0] == 0
-        (tmp_path / "gone--1").write_bytes(pickle.dumps(None))
+        go(tmp_path, "gone")
         assert ranks[1].end()[0] == 0
 
 

@@ -64,6 +64,7 @@ def test_a_death_amid_finalize_holds_nobody_up(
         ranks[2].end()
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_are_told(emulator: GpuOf, tmp_path: Path) -> None:
     told = run(emulator(), tmp_path, deaths.disagree, 3)
     assert any("has called broadcast as operation 1" in error["text"] for error in told)

@@ -45,5 +45,8 @@ def pids(folder: Path, size: int, wait_until: Callable[..., None]) -> list[int]:
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def go(folder: Path) -> None:
-    (folder / "go--1").write_bytes(pickle.dumps(None))
+def go(folder: Path, name: str = "go") -> None:
+    """The ranks ``hear`` it from rank -1."""
+    unfinished = folder / f"{name}.unfinished"
+    unfinished.write_bytes(pickle.dumps(None))
+    unfinished.rename(folder / f"{name}--1")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,13 +85,16 @@ def test_a_log_that_somebody_took_away_is_begun_anew(tmp_path: Path) -> None:
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_flood_waits_for_a_slow_disk_but_not_for_one_that_stands_still(tmp_path: Path) -> None:
+def test_a_flood_waits_for_a_slow_disk_but_not_for_one_that_stands_still(
+    tmp_path: Path, wait_until: Callable[[Callable[[], object]], None]
+) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     log = LogFile(str(path), 1 << 40, 0)
     assert not log.is_busy(0.0)
     log.write([b"x" * 100_000], "m[0] ")  # more than a pipe takes
+    wait_until(lambda: select.select([reader], [], [], 0)[0])  # it is being written
     for _ in range(40):
         log.write([b"x" * 100_000], "m[0] ")
     assert log.is_busy(10.0)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurmmesh.slurm import marked
@@ -272,6 +272,7 @@ def test_what_stands_for_the_whole(states: list[str], state: str | None) -> None
 
 
 @given(st.text())
+@example("\N{SUPERSCRIPT ONE}")  # a digit, and no number
 def test_any_exit_status(text: str) -> None:
     code, signal = exit_status(text)
     assert code >= 0
