@@ -162,6 +162,7 @@ def test_what_is_sent_to_the_dead_is_dropped(mortal):
     assert receiver.recv().get(60) == "others go on"
 
 
+@pytest.mark.slow
 def test_a_port_of_a_job_that_is_over_takes_messages_for_nobody():
     hosts = sm.local_hosts(1)
     try:

@@ -102,6 +102,7 @@ def worlds(draw: st.DrawFn, most: int = 3) -> World:
     return World(waits_for, owing, [draw(st.integers(0, 3)) for _ in range(count)])
 
 
+@pytest.mark.slow
 @given(world=worlds(), order=st.randoms(use_true_random=False))
 def test_who_is_in_no_circle_is_never_told_of_one_and_each_circle_is_broken(world, order):
     world.run(order)
@@ -112,6 +113,7 @@ def test_who_is_in_no_circle_is_never_told_of_one_and_each_circle_is_broken(worl
     assert len(world.in_circles()) < len(circles) or not circles
 
 
+@pytest.mark.slow
 @given(world=worlds(most=1), order=st.randoms(use_true_random=False), turns=st.integers(1, 3))
 def test_where_each_waits_for_one_call_one_member_of_each_circle_fails_the_youngest(
     world, order, turns
@@ -131,6 +133,7 @@ def test_where_each_waits_for_one_call_one_member_of_each_circle_fails_the_young
         assert len(chain) == len(members) + 1
 
 
+@pytest.mark.slow
 @given(world=worlds(most=7), order=st.randoms(use_true_random=False))
 def test_no_probe_goes_round_for_ever_nor_by_each_of_all_ways(world, order):
     world.run(order)
@@ -377,6 +380,7 @@ def test_endpoints_that_run_beside_others_may_be_called_back(players):
     assert players[0].along_beside.call_one([players[1], players[0]]).get(30) > 0
 
 
+@pytest.mark.slow
 def test_who_waits_for_an_endpoint_that_runs_beside_is_not_held_up_by_what_is_awaited(
     overseer, players
 ):
@@ -384,6 +388,7 @@ def test_who_waits_for_an_endpoint_that_runs_beside_is_not_held_up_by_what_is_aw
     assert overseer.was_told.call_one().get(30) > 0
 
 
+@pytest.mark.slow
 def test_who_waits_for_an_endpoint_that_runs_beside_is_held_up_while_that_blocks(overseer, players):
     call = players[0].ask.call_one(overseer, "along_blocking", [players[1], players[0]])
     while not call.done():

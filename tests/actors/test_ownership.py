@@ -131,6 +131,7 @@ def test_children_end_before_the_actor_that_spawned_them(parent, tmp_path):
     assert names[-1] == "parent"
 
 
+@pytest.mark.slow
 def test_children_end_before_the_proc_that_spawned_them(procs, parent, tmp_path):
     pids = parent.spawn_parent.call_one().get(60)
     assert len(set(pids)) == 2
@@ -144,6 +145,7 @@ def test_children_end_before_the_proc_that_spawned_them(procs, parent, tmp_path)
     ]
 
 
+@pytest.mark.slow
 def test_children_of_a_killed_proc_end_with_their_own(procs, parent, wait_until):
     pids = parent.spawn_parent.call_one().get(60)
     os.kill(parent.pid.call_one().get(60), signal.SIGKILL)
@@ -158,6 +160,7 @@ class Hasty(sm.Actor):
         self.children = self.procs.spawn("children", Tally, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop", "stop procs"])
 def test_whoever_ends_while_it_spawns_leaves_nothing(hosts, how, wait_until, monkeypatch):
     monkeypatch.setattr(sm, "unhandled_fault_hook", lambda failure: None)
@@ -195,6 +198,7 @@ def test_an_actor_that_fails_takes_its_children_along(parent, tmp_path, wait_unt
     wait_until(lambda: ended(tmp_path) == ["child", "parent"])
 
 
+@pytest.mark.slow
 def test_meshes_of_an_actor_are_values(parent):
     pids = parent.spawn.call_one().get(60)
     procs, children, beside, host, proc = parent.meshes.call_one().get(60)

@@ -299,6 +299,7 @@ def test_by_default_a_failure_ends_the_program_with_a_report(tmp_path):
         assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [False, True])
 def test_a_failure_ends_the_program_though_its_atexit_does_not_end(tmp_path, held):
     done = run(
@@ -326,6 +327,7 @@ def test_a_failure_ends_the_program_though_its_atexit_does_not_end(tmp_path, hel
     assert (done.returncode, done.stdout) == (1, "" if held else "registered\n")
 
 
+@pytest.mark.slow
 def test_a_program_that_puts_its_own_hook_there_goes_on(tmp_path):
     done = run(
         """

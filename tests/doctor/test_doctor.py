@@ -188,6 +188,7 @@ def test_a_library_that_crashes(
     assert checks["job folders"]["state"] == "ok"  # it went on
 
 
+@pytest.mark.slow
 def test_a_library_that_hangs(doctor: Any, broken: Any) -> None:
     folder = broken("pause()")
     code, output = doctor("--json", "--timeout", "1.5", LD_LIBRARY_PATH=folder)

@@ -78,7 +78,15 @@ def real_cuda(gpu_servers: Servers) -> Gpu:
     return gpu
 
 
-@pytest.fixture(params=[*EMULATED, pytest.param("real", marks=pytest.mark.requires_cuda)])
+@pytest.fixture(
+    params=[
+        "rocm-7.1",
+        pytest.param("rocm-7.0", marks=pytest.mark.slow),
+        pytest.param("rocm-6.4", marks=pytest.mark.slow),
+        "cuda",
+        pytest.param("real", marks=pytest.mark.requires_cuda),
+    ]
+)
 def gpu(request: pytest.FixtureRequest) -> Gpu:
     """Each emulated GPU in turn, and the real one where there is one (marked requires_cuda)."""
     if request.param == "real":

@@ -29,12 +29,13 @@ def rocm(emulator: GpuOf) -> Gpu:
 # ------------------------------------------------------------------ what they compute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "examples"),
     [
         ("rocm-7.1", 4, 25),
         ("cuda", 2, 15),
-        pytest.param("rocm-7.1", 3, 100, marks=pytest.mark.slow),
+        ("rocm-7.1", 3, 100),
     ],
 )
 def test_collectives_against_torch(
@@ -62,6 +63,7 @@ def test_a_communicator_of_one(gpu: Gpu) -> None:
     gpu.run(programs.alone)
 
 
+@pytest.mark.slow
 def test_an_rccl_that_can_only_block(emulator: GpuOf, tmp_path: Path) -> None:
     said = run(emulator("rocm-6.4"), tmp_path, programs.old, 2)[0]
     assert "has not begun to join" in said
@@ -132,6 +134,7 @@ def test_the_other_half_of_a_pair_is_named(rocm: Gpu, tmp_path: Path) -> None:
     assert "is in no operation" in told["text"]
 
 
+@pytest.mark.slow
 def test_supervision_names_ranks_of_other_hosts(rocm: Gpu, tmp_path: Path) -> None:
     told = run(rocm, tmp_path, failures.elsewhere, 2)[0]
     assert (told["kind"], told["peers"]) == ("CollectiveError", [1])

@@ -97,6 +97,7 @@ def test_other_data_is_refused(wrong: Any) -> None:
 NAMES = st.sampled_from([*GOOD]) | st.text()
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

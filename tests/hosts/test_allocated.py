@@ -164,6 +164,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_ends_in_order_without_an_alarm(tmp_path: Path):
     with Lab(nodes=2) as lab:
         script = tmp_path / "script.py"

@@ -62,6 +62,7 @@ entries = st.lists(
 environments = st.dictionaries(st.sampled_from(VARIABLES), entries)
 
 
+@pytest.mark.slow
 @given(environments, st.sampled_from([amd(6), Machine(cuda=True, gpus=6)]), st.integers(1, 3))
 def test_a_share_is_a_part_of_what_the_host_sees(
     environ: dict[str, str], on: Machine, each: int

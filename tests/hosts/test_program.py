@@ -144,6 +144,7 @@ def test_a_job_folder_that_cannot_be_made_is_a_setup_error(tmp_path):
     assert "cannot be used" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_in_order_with_one_line(tmp_path, signum, code):
     script = tmp_path / "waits.py"

@@ -25,6 +25,7 @@ def write_all(file: RotatingFile, data: bytes) -> None:
 lines = st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"\n"), min_size=1)
 
 
+@pytest.mark.slow
 @given(st.lists(lines, max_size=8), st.integers(1, 60))
 def test_every_line_is_in_one_file_whole_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, writes: list[list[bytes]], most: int

@@ -151,6 +151,7 @@ def test_a_host_that_dies_fails_what_it_owes_and_later_calls(job: Job):
     assert not job.by_controller
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_go_by_the_controller(monkeypatch):
     hosts = sm.local_hosts(2)
     try:

@@ -63,6 +63,7 @@ def hosts(tmp_path: Path) -> Iterator[HostMesh]:
     made.stop()
 
 
+@pytest.mark.slow
 def test_procs_find_modules_in_the_copy_and_only_changes_are_sent(hosts, code):
     synced = hosts.sync_workspace(code).get(60)
     assert (synced.files, synced.added) == (*(3, ("helper.py", "pkg/__init__.py", "pkg/mod.py")),)

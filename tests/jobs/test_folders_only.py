@@ -220,6 +220,7 @@ def test_a_folder_of_another_user(shell: Any) -> None:
     folder.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_logs_of_a_job_that_ended(shell: Any) -> None:
     folder = shell.make_job("4", ENDED, ENDED)
     for number in (0, 1):

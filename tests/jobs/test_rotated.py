@@ -70,6 +70,7 @@ def test_each_line_comes_once_and_in_order(
     assert got == [b"%d" % number for number in range(writer.count)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), max_size=6), st.integers(0, 12))
 def test_the_last_lines_of_all_files_and_then_what_comes(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], last: int

@@ -118,6 +118,7 @@ def test_a_command_that_shuns_sigterm_is_killed(cli: Any, is_gone: Gone) -> None
     assert is_gone(root)
 
 
+@pytest.mark.slow
 @slurm
 def test_ctrl_c_in_a_terminal_is_the_commands_to_handle(cli: Any, is_gone: Gone) -> None:
     """The terminal signals both; the command gets it once and may go on."""

@@ -40,6 +40,7 @@ def busy(lab: Lab, folder: Path, wait_until: Callable[..., None]) -> None:
     wait_until(lambda: all((folder / node).exists() for node in lab.nodes), "tasks run")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_lab_with_running_jobs(
     tmp_path: Path, wait_until: Callable[..., None], is_gone: Callable[[str], bool]
 ) -> None:

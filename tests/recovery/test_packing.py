@@ -86,6 +86,7 @@ def test_dense_tensors_are_not_copied():
     assert bytes(packed.views[0]) == bytes(memory_of(torch.full((10,), 7.0)))
 
 
+@pytest.mark.slow
 def test_model_and_optimizer_survive():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -77,6 +77,7 @@ def apply(region, name, keywords):
     return getattr(region, name)(**keywords)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_sequence_of_operations_does_what_numpy_does(data):

@@ -23,6 +23,7 @@ ALLOCATION = Allocation("12", ("n1", "n2", "n3"), (64, 64, 32), "n1")
 ENVIRON = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_functions_run_as_steps_where_they_are_told(in_an_allocation: Callable[..., Any]) -> None:
     told = in_an_allocation(
@@ -306,6 +307,7 @@ def test_a_step_of_another_process(tmp_path: Path) -> None:
     assert isinstance(job.paths, utils.JobPaths)
 
 
+@pytest.mark.slow
 def test_what_a_step_loads_is_light() -> None:
     """It starts once per task: what it does not need, it does not load."""
     code = (

@@ -355,6 +355,7 @@ while not Path("go on").exists():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_slurm_is_down(slurm: Any, lab: Lab) -> None:
     name = slurm.script("print('ran here')")
     lab.stop_slurmctld()

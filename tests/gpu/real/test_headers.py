@@ -141,6 +141,7 @@ def check_calls(libraries: Libraries, include: str, names: dict[str, str], folde
     return done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", [*HEADERS, DRIVER], ids=str)
 def test_functions_are_called_as_the_header_says(
     libraries: Find, header: Header, tmp_path: Path
