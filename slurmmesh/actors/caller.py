@@ -140,7 +140,8 @@ class Caller:
             future: Future[Any] = Future(what, direct.driver)
             with contextlib.suppress(LinkClosed):  # its rank is gone: the long way tells why
                 self._limit(timeout, what, frame, lambda: frame.ranks, future.set_exception, future)
-                _send(direct, frame, functools.partial(_settle_one, future, finish), timeout)
+                sink = lambda value, error: settle(future, finish, [value], error)  # noqa: E731
+                _send(direct, frame, sink, timeout)
                 return future
         if timeout is not None:
             # Answers that wait for each other on the way count as missing.
@@ -193,6 +194,7 @@ class Caller:
         timeout: float | None = None,
     ) -> None:
         """Send a call or a cast that is in the book, divided as ``_divide`` says."""
+        links = list(apart.values())
         try:
             # Open first, then look: who ends the mesh says so first and then fails what is open.
             error = over()
@@ -213,17 +215,19 @@ class Caller:
             self.book.fail(call, failed, frame.ranks)
             raise
         finally:
-            marked = self._left(placed)
+            marked = self._left(placed, links)
         if marked is not None:
             self._follow(marker(frame.mesh, tuple(placed)), lambda _ranks: self._passed(marked))
 
-    def _left(self, placed: dict[int, Leg]) -> Leg | None:
+    def _left(self, placed: dict[int, Leg], links: list[DirectLink]) -> Leg | None:
         """A message has been sent on. What a marker should follow if it went by the hosts though
         there is a direct link: an answer of before may be long in coming.
 
         Not while any is yet to be sent that is counted already: markers come behind all that is.
         """
         with self._lock:
+            for link in links:
+                link.promised -= 1
             self._leaving -= 1
             if self._leaving or len(placed) != 1:
                 return None
@@ -329,6 +333,7 @@ class Caller:
             up = functools.partial(self._up, place)
             down = functools.partial(self._down, place, mesh, rank, incarnation)
             place.link = DirectLink(self.driver, sock, authenticate, on_down=down, on_up=up)
+            place.link.target = place
             self.driver.reactor.call_soon(place.link.start)
 
     def lost(self, mesh: int, rank: int, error: BaseException, but: Container[int] = ()) -> None:
@@ -391,8 +396,8 @@ class Caller:
                 place = known.get(rank)
                 if place is None:
                     continue
-                if place.link is not None and not place.link.is_quiet:
-                    apart[rank] = place.link
+                if (link := place.promise()) is not None:
+                    apart[rank] = link
                 else:
                     placed[rank] = place.depart()
         return placed, apart
@@ -430,7 +435,7 @@ class Caller:
 
         is_cast = frame.kind is Kind.CAST
         try:
-            _send(link, frame, None if is_cast else sink, timeout)
+            _send(link, frame, None if is_cast else sink, timeout, promised=True)
         except LinkClosed:
             return False
         if is_cast:
@@ -469,20 +474,17 @@ class Caller:
         link.fail_all(error)
 
 
-def _send(link: DirectLink, frame: Frame, sink: Sink | None, timeout: float | None = None) -> None:
+def _send(
+    link: DirectLink,
+    frame: Frame,
+    sink: Sink | None,
+    timeout: float | None = None,
+    promised: bool = False,
+) -> None:
     """Send a message over a direct link. Raises LinkClosed."""
     frame = replace(frame, ranks=())
-    link.wait_for_room(frame, link.send_message(frame, sink))
+    link.wait_for_room(frame, link.send_message(frame, sink, promised))
     link.sent(frame, timeout)
-
-
-def _settle_one(
-    future: Future[Any],
-    finish: Callable[[list[Any]], Any],
-    value: Any,
-    error: BaseException | None,
-) -> None:
-    settle(future, finish, [value], error)
 
 
 def _is_idle(place: Place) -> bool:

@@ -42,6 +42,10 @@ class DirectLink(BatchLink):
         authenticate: see ``Link``.
         on_down: told once when it is closed, with the reason; open calls stay open until
             ``fail_all``, because another may know better why.
+
+    Attributes:
+        target: where it leads to, if messages may go there by the hosts, too.
+        promised: how many messages are to be sent that go this way, whatever comes between.
     """
 
     def __init__(
@@ -68,11 +72,22 @@ class DirectLink(BatchLink):
         self._last_cast = 0
         self._last_answer = 0
         self._mailboxes = Mailboxes(driver)
+        self.target: Place | None = None
+        self.promised = 0
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all that was sent is known to have arrived."""
-        return not self._open and self._last_cast <= self._last_answer
+        """Whether all that was sent, or is promised to be, is known to have arrived."""
+        return not (self._open or self.promised) and self._last_cast <= self._last_answer
+
+    def _look_again(self) -> None:
+        """Raises LinkClosed if this is not the way to its place any more.
+
+        Who sends looks once the link is not quiet any more, who sends by the hosts looks whether
+        it is once it is not the way: one of the two sees the other, without a lock of both.
+        """
+        if self.target is not None and self.target.direct is not self:
+            raise LinkClosed("something is under way by the hosts")
 
     def call_plain(
         self, actor: int, method: str, args: tuple[Any, ...], where: Any, future: Future[Any]
@@ -87,6 +102,7 @@ class DirectLink(BatchLink):
             self._open[number] = future
             call = (number, actor, method, args, where)
             try:
+                self._look_again()
                 self.add(Kind.CALLS, call if future.asked is None else (*call, future.asked.mark))
             except BaseException:
                 self._open.pop(number, None)
@@ -99,12 +115,21 @@ class DirectLink(BatchLink):
     def cast_plain(self, actor: int, method: str, args: tuple[Any, ...], where: Any) -> None:
         """Cast with plain arguments only. Raises LinkClosed."""
         with self._lock:
-            self._number = self._last_cast = number = self._number + 1
+            self._number = number = self._number + 1
+            self._announce_cast(number)
             self.add(Kind.CALLS, (-number, actor, method, args, where))
         if self._out.queue and not self._batch:  # is_full, in fewer steps
             self.make_room()
         if size := self._mailboxes.count_one(actor, _PLAIN):
             self._mark(actor, size)
+
+    def _announce_cast(self, number: int) -> None:
+        before, self._last_cast = self._last_cast, number
+        try:
+            self._look_again()
+        except LinkClosed:
+            self._last_cast = before
+            raise
 
     def sent(self, frame: Frame, timeout: float | None = None) -> None:
         """A message was sent: wait while its actor does not take what it has, at most so long."""
@@ -122,14 +147,17 @@ class DirectLink(BatchLink):
             self._mailboxes.arrived(sizes, (actor,))
 
         try:
-            self.send_message(taken(0, actor, ()), arrived)
+            self.send_message(taken(0, actor, ()), arrived, promised=True)
         except LinkClosed:
             arrived()
         if not (in_loop_thread() or self._lock._is_owned()):  # type: ignore[attr-defined]
             self._mailboxes.wait((actor,), timeout)
 
-    def send_message(self, frame: Frame, sink: Sink | None) -> int:
+    def send_message(self, frame: Frame, sink: Sink | None, promised: bool = False) -> int:
         """Send a CALL with the sink of its answer, or a CAST, without waiting; see ``Link.post``.
+
+        Args:
+            promised: whatever the way to its place is now.
 
         Raises LinkClosed, FrameError: then the sink gets nothing.
         """
@@ -138,18 +166,25 @@ class DirectLink(BatchLink):
             # In a signal handler: what is sent meanwhile has smaller numbers, see Link.post.
             self._reactor.call_soon(self._send_late, frame, placed, sink)
             return 0
-        return self._send_placed(frame, placed, sink)
+        return self._send_placed(frame, placed, sink, promised)
 
-    def _send_placed(self, frame: Frame, placed: Placed | None, sink: Sink | None) -> int:
+    def _send_placed(
+        self, frame: Frame, placed: Placed | None, sink: Sink | None, promised: bool
+    ) -> int:
         with self._lock:
             self._number = frame.call = number = self._number + 1
             if placed is not None:
                 placed.frame.call = number
             if sink is None:
-                self._last_cast = number
+                if promised:
+                    self._last_cast = number
+                else:
+                    self._announce_cast(number)
                 return self.post_placed(frame, placed)
             self._open[number] = sink
             try:
+                if not promised:
+                    self._look_again()
                 return self.post_placed(frame, placed)
             except BaseException:
                 self._open.pop(number, None)
@@ -157,7 +192,7 @@ class DirectLink(BatchLink):
 
     def _send_late(self, frame: Frame, placed: Placed | None, sink: Sink | None) -> None:
         try:
-            self._send_placed(frame, placed, sink)
+            self._send_placed(frame, placed, sink, promised=True)
         except LinkClosed as error:
             if sink is not None:
                 sink(None, SupervisionError(str(error)))
@@ -285,6 +320,21 @@ class Place:
         self.is_up = True
         if not self.under_way:
             self.direct = link
+
+    def promise(self) -> DirectLink | None:
+        """Have a message go over the direct link if something may not have arrived there.
+
+        Else it is to go by the hosts: so it is while anything does.
+        """
+        link = self.link
+        if link is None or self.under_way:
+            return None
+        before, self.direct = self.direct, None
+        if link.is_quiet:
+            return None
+        self.direct = before
+        link.promised += 1
+        return link
 
     def disconnect(self) -> DirectLink | None:
         """The direct link, if there was one, is of no use any more."""

@@ -6,7 +6,7 @@ import functools
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.backlog import is_marker
 from slurmmesh.actors.caller import MANY_MESHES, Caller
 from slurmmesh.actors.direct import DirectLink, Place
+from slurmmesh.actors.future import Future
 from slurmmesh.actors.remote import ProcRuntime
-from slurmmesh.errors import FrameError
+from slurmmesh.errors import FrameError, LinkClosed
 from slurmmesh.wire import Frame, FrameDecoder, Kind, Reactor, same_user
 from slurmmesh.wire.batches import BatchLink
 from slurmmesh.wire.driver import Driver
@@ -135,6 +136,48 @@ def test_a_link_that_is_there_is_not_asked_for_again(direct):
     assert not asked
     direct.caller.call(Frame(Kind.CALL, b"x", mesh=1, ranks=(1,)), list, "a call")
     assert asked == [1]
+    leg.arrive()
+    direct.arrived()
+
+
+@pytest.mark.parametrize("kind", ["plain call", "plain cast", "call", "cast"])
+def test_who_is_about_to_use_a_direct_link_looks_again_whether_it_is_the_way(direct, kind):
+    """Between the first look and the second another thread has sent something by the hosts."""
+    link, frame = direct.link, Frame(Kind.CALL, b"x", mesh=1, ranks=(0,))
+    leg = direct.place.depart()
+    send: dict[str, Callable[[], Any]] = {
+        "plain call": lambda: link.call_plain(1, "x", (), None, Future()),
+        "plain cast": lambda: link.cast_plain(1, "x", (), None),
+        "call": lambda: link.send_message(frame, lambda value, error: None),
+        "cast": lambda: link.send_message(frame, None),
+    }
+    with pytest.raises(LinkClosed):
+        send[kind]()
+    assert link.is_quiet
+    direct.caller.cast(frame)
+    assert bytes(direct.by_hosts[0].body) == b"x"
+    leg.arrive()
+    direct.arrived()
+    assert direct.place.direct is link
+
+
+def test_a_message_that_is_to_go_by_a_direct_link_makes_others_wait_for_that(direct):
+    caller, place, link = direct.caller, direct.place, direct.link
+    caller.cast(Frame(Kind.CAST, b"over the link", mesh=1, ranks=(0,)))
+    assert place.promise() is link
+    link._last_answer = link._last_cast  # as when it is answered before that one is sent
+    caller.cast(Frame(Kind.CAST, b"to both", mesh=1, ranks=(0, 1)))
+    assert [tuple(sent.ranks) for sent in direct.by_hosts] == [(1,)]
+    direct.arrived()
+    assert place.direct is link
+    assert link.promised == 1
+
+
+def test_while_something_goes_by_the_hosts_so_does_all_that_comes_after(direct):
+    leg = direct.place.depart()
+    direct.link.send_message(Frame(Kind.CAST, b"of a handler"), None, promised=True)
+    direct.caller.cast(Frame(Kind.CAST, b"to both", mesh=1, ranks=(0, 1)))
+    assert [tuple(sent.ranks) for sent in direct.by_hosts] == [(0, 1)]
     leg.arrive()
     direct.arrived()
 
