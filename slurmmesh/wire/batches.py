@@ -19,8 +19,8 @@ PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 PLAIN_SIZE = 1024
 """A text or bytes longer than this goes in a frame of its own."""
 
-_MAX_ITEMS = 32
-_APART_S = 0.0002
+_MAX_ITEMS = 64
+_APART_S = 0.0005
 """A message that comes so long after the last batch, of any link, goes at once, alone."""
 
 
