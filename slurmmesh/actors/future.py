@@ -139,30 +139,30 @@ class Future(Generic[T]):
                 self._wakers.remove(wake)
 
     def set_result(self, value: T) -> None:
-        """Fulfil it; later results and errors are ignored."""
+        """Fulfil it; later results and errors are ignored, but wake who is not woken.
+
+        A signal handler may have raised in between, and then the same comes again.
+        """
         with _lock:
-            if self._error is not None or self._value is not _PENDING:
-                return
-            self._value = value
-            wakers, self._wakers = self._wakers, None
+            if self._error is None and self._value is _PENDING:
+                self._value = value
         if self._driver is not None:
             self._driver.poke()
-        if wakers is not None:
-            _call_all(wakers)
+        if self._wakers:
+            _call_all(self._wakers)
 
     def set_exception(self, error: BaseException) -> None:
-        """Fail it; later results and errors are ignored."""
+        """Fail it; later results and errors are ignored, as by ``set_result``."""
         with _lock:
-            if self._error is not None or self._value is not _PENDING:
-                return
-            self._error = error
-            wakers, self._wakers = self._wakers, None
-        if isinstance(error, SupervisionError):
+            is_new = self._error is None and self._value is _PENDING
+            if is_new:
+                self._error = error
+        if is_new and isinstance(error, SupervisionError):
             self._tell_of(error)
         if self._driver is not None:
             self._driver.poke()
-        if wakers is not None:
-            _call_all(wakers)
+        if self._wakers:
+            _call_all(self._wakers)
 
     def _tell_of(self, error: SupervisionError) -> None:
         hear(error, error.about)
@@ -241,7 +241,11 @@ def all_done(futures: Iterable[Future[Any]], what: str) -> Future[None]:
 def _call_all(wakers: list[Callable[[], Any]]) -> None:
     while wakers:
         try:
-            wakers.pop(0)()
+            wake = wakers.pop(0)
+        except IndexError:  # another thread calls them, too
+            return
+        try:
+            wake()
         except Exception:  # neither the other callbacks nor the settling thread suffer from it
             print_error()
         except BaseException:  # a signal handler's

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import pickle
-import sys
-import types
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -17,6 +13,7 @@ from slurmmesh.actors import calls
 from slurmmesh.actors.calls import CallBook, in_order
 from slurmmesh.actors.future import Future
 from slurmmesh.wire import Frame, Kind
+from tests.actors.interrupts import interrupt
 
 
 class _LeavesOnLoading:
@@ -78,26 +75,6 @@ def test_an_answer_that_a_handler_interrupts_comes_again_and_is_not_taken_for_no
     assert future.get(0) == ["zero", "one"]
 
 
-@contextlib.contextmanager
-def interrupt(step: int) -> Iterator[None]:
-    """Raises at so many steps of what runs in the file of the book, as a signal handler may."""
-    steps = itertools.count()
-
-    def trace(frame: types.FrameType, _event: str, _arg: object) -> object:
-        if frame.f_code.co_filename != calls.__file__:
-            return None
-        if next(steps) == step:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 @pytest.mark.parametrize("error", [None, KeyError("lost")])
 def test_wherever_a_handler_interrupts_news_all_are_told_when_it_comes_again(error):
     for step in itertools.count():
@@ -118,7 +95,7 @@ def test_wherever_a_handler_interrupts_news_all_are_told_when_it_comes_again(err
 
         is_over = False
         try:
-            with interrupt(step):
+            with interrupt(calls.__file__, step):
                 say()
                 is_over = True
         except KeyboardInterrupt:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
+import sys
 import threading
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from slurmmesh.actors import Future
 from slurmmesh.errors import CallTimeout
 from slurmmesh.wire import Reactor
+from tests.actors.interrupts import interrupt
 
 
 def test_a_timeout_does_not_spoil_it():
@@ -83,6 +87,35 @@ def test_a_callback_that_raises_stops_neither_the_others_nor_the_settling(capsys
     future.set_result(3)
     assert seen == [3]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [None, KeyError("lost")])
+def test_wherever_a_handler_interrupts_all_but_who_it_hits_are_woken_in_the_end(error):
+    for step in itertools.count():
+        future: Future[int] = Future()
+        woken: list[int] = []
+        for number in range(3):
+            future.add_waker(functools.partial(woken.append, number))
+
+        def settle(future: Future[int] = future) -> None:
+            if error is None:
+                future.set_result(1)
+            else:
+                future.set_exception(error)
+
+        is_over = False
+        try:
+            with interrupt(sys.modules[Future.__module__].__file__ or "", step):
+                settle()
+                is_over = True
+        except KeyboardInterrupt:
+            settle()
+        assert future.exception(0) is error
+        assert len(woken) >= (3 if is_over else 2)
+        assert len(set(woken)) == len(woken)
+        if is_over:
+            break
+    assert step > 10
 
 
 def test_waiting_in_the_thread_that_brings_answers_is_an_error_not_a_hang():
