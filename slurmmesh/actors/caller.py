@@ -11,6 +11,7 @@ import contextlib
 import functools
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,9 @@ from typing import Any
 from slurmmesh.actors.backlog import Backlog, MeshBacklog, is_counted, marker, read, taken
 from slurmmesh.actors.calls import CallBook, in_order, settle
 from slurmmesh.actors.deadlines import Deadlines
-from slurmmesh.actors.direct import DirectLink, Leg, Place, Sink
+from slurmmesh.actors.direct import DirectLink, Leg, Place, Sending, Sink, any_left
 from slurmmesh.actors.future import Future
-from slurmmesh.errors import ExitCause, LinkClosed, SupervisionError
+from slurmmesh.errors import ExitCause, LinkClosed, SlurmmeshError, SupervisionError
 from slurmmesh.wire.driver import Driver
 from slurmmesh.wire.frames import BROKEN, SOON, STREAM, Frame, Kind
 from slurmmesh.wire.identity import same_user
@@ -79,7 +80,7 @@ class Caller:
         self._backlogs: dict[int, MeshBacklog] = {}
         self._broken: dict[tuple[int, int], list[DirectLink]] = {}
         self._count = 0
-        self._leaving = 0
+        self._leaving: weakref.WeakSet[Sending] = weakref.WeakSet()
         self._deadlines = Deadlines(driver.reactor)
         self.deaths: Callable[[int, float], Sequence[ExitCause]] = lambda mesh, since: ()
         self.on_broken: Callable[[int, int, int], Any] = lambda mesh, rank, incarnation: None
@@ -146,8 +147,8 @@ class Caller:
         if timeout is not None:
             # Answers that wait for each other on the way count as missing.
             frame = replace(frame, flags=frame.flags | (SOON if timeout > _SHORT_S else STREAM))
-        placed, apart = self._divide(frame)
-        call, future = self.book.open(frame.mesh, frame.ranks, finish, what, placed)
+        sending = self._divide(frame)
+        call, future = self.book.open(frame.mesh, frame.ranks, finish, what, sending.placed)
         self._limit(
             timeout,
             what,
@@ -156,7 +157,7 @@ class Caller:
             lambda error: self.book.fail(call, error),
             future,
         )
-        self._dispatch(frame, call, placed, apart, over, timeout)
+        self._dispatch(frame, call, sending, over, timeout)
         return future
 
     def stream(
@@ -171,8 +172,8 @@ class Caller:
             return [self.call(frame, lambda values: values[0], what, over, timeout)]
         frame = replace(frame, flags=frame.flags | STREAM)
         futures: list[Future[Any]] = [Future(what, self.book.driver) for _ in frame.ranks]
-        placed, apart = self._divide(frame)
-        call = self.book.open_stream(frame.mesh, frame.ranks, in_order(futures), placed)
+        sending = self._divide(frame)
+        call = self.book.open_stream(frame.mesh, frame.ranks, in_order(futures), sending.placed)
         self._limit(
             timeout,
             what,
@@ -181,20 +182,19 @@ class Caller:
             lambda error: self.book.fail(call, error),
             futures[-1],
         )
-        self._dispatch(frame, call, placed, apart, over, timeout)
+        self._dispatch(frame, call, sending, over, timeout)
         return futures
 
     def _dispatch(
         self,
         frame: Frame,
         call: int,
-        placed: dict[int, Leg],
-        apart: dict[int, DirectLink],
+        sending: Sending,
         over: Over = lambda: None,
         timeout: float | None = None,
     ) -> None:
         """Send a call or a cast that is in the book, divided as ``_divide`` says."""
-        links = list(apart.values())
+        placed, apart = sending.placed, sending.apart
         try:
             # Open first, then look: who ends the mesh says so first and then fails what is open.
             error = over()
@@ -211,31 +211,32 @@ class Caller:
                 frame = replace(frame, flags=frame.flags | BROKEN)
             if len(apart) < len(frame.ranks):
                 self._send_by_hosts(_without(frame, apart, call), timeout)
-        except BaseException as failed:  # an interrupt, or a frame over the limits
+        except SlurmmeshError as failed:  # a frame over the limits: it was not sent
+            self.book.fail(call, failed, frame.ranks)
+            raise
+        except BaseException as failed:  # an interrupt: nobody but a later marker knows whether
+            placed.clear()
             self.book.fail(call, failed, frame.ranks)
             raise
         finally:
-            marked = self._left(placed, links)
+            marked = self._left(sending)
         if marked is not None:
             self._follow(marker(frame.mesh, tuple(placed)), lambda _ranks: self._passed(marked))
 
-    def _left(self, placed: dict[int, Leg], links: list[DirectLink]) -> Leg | None:
+    def _left(self, sending: Sending) -> Leg | None:
         """A message has been sent on. What a marker should follow if it went by the hosts though
         there is a direct link: an answer of before may be long in coming.
 
         Not while any is yet to be sent that is counted already: markers come behind all that is.
         """
         with self._lock:
-            for link in links:
-                link.promised -= 1
-            self._leaving -= 1
-            if self._leaving or len(placed) != 1:
+            for link in sending.apart.values():
+                link.promised.discard(sending)
+            self._leaving.discard(sending)
+            if any_left(self._leaving) or len(sending.placed) != 1:
                 return None
-            [leg] = placed.values()
-            place = leg.place
-            if place.marked is not None or not place.is_up or place.under_way < 2:
-                return None
-            return place.mark()
+            [leg] = sending.placed.values()
+            return leg.place.mark() if leg.place.wants_marker else None
 
     def _passed(self, marked: Leg) -> None:
         """Such a marker has arrived."""
@@ -276,15 +277,20 @@ class Caller:
     def _mark(self, backlog: Backlog, sizes: dict[int, int], marker: Frame) -> None:
         """Send a marker of a backlog."""
         backlog.mark(sizes)
-        self._follow(marker, functools.partial(backlog.arrived, sizes.copy()))
+        left = sizes.copy()
+        try:
+            self._follow(marker, functools.partial(backlog.arrived, left))
+        except BaseException:
+            backlog.arrived(left, list(left))
+            raise
 
     def _follow(self, marker: Frame, arrived: Callable[[list[int]], Any]) -> None:
         """Send a marker by the hosts; ``arrived`` is told where it is, or never will be."""
         call = self.book.open_marker(marker.mesh, marker.ranks, arrived)
         try:
             self._by_hosts(replace(marker, call=call))
-        except BaseException as failed:
-            self.book.fail(call, failed, marker.ranks)
+        except BaseException:  # it may not be on its way
+            self.book.drop(call)
             raise
 
     def _limit(
@@ -309,10 +315,10 @@ class Caller:
             with contextlib.suppress(LinkClosed):
                 _send(direct, frame, None)
                 return
-        placed, apart = self._divide(frame)
-        ranks = [*placed, *apart]
-        call = self.book.open_cast(frame.mesh, ranks, placed) if ranks else 0
-        self._dispatch(frame, call, placed, apart)
+        sending = self._divide(frame)
+        ranks = [*sending.placed, *sending.apart]
+        call = self.book.open_cast(frame.mesh, ranks, sending.placed) if ranks else 0
+        self._dispatch(frame, call, sending)
 
     def connected(
         self,
@@ -373,19 +379,12 @@ class Caller:
     def _direct(self, frame: Frame) -> DirectLink | None:
         return self.place(frame.mesh, frame.ranks[0]).direct if len(frame.ranks) == 1 else None
 
-    def _divide(self, frame: Frame) -> tuple[dict[int, Leg], dict[int, DirectLink]]:
-        """Before a message goes by the hosts: where it goes, and where it must not go.
-
-        Returns:
-            the legs on which it departs, which are to be told when it arrives; and the ranks
-            that must get it over their direct link, because something on there may not have
-            arrived yet.
-        """
-        placed: dict[int, Leg] = {}
-        apart: dict[int, DirectLink] = {}
+    def _divide(self, frame: Frame) -> Sending:
+        """Before a message goes by the hosts: where it goes, and where it must not go."""
+        sending = Sending()
         ranks = frame.ranks
         with self._lock:
-            self._leaving += 1
+            self._leaving.add(sending)
             if len(ranks) == 1:
                 self.place(frame.mesh, ranks[0])  # it may have been forgotten since it was found
             known = self._places.get(frame.mesh, {})
@@ -396,11 +395,11 @@ class Caller:
                 place = known.get(rank)
                 if place is None:
                     continue
-                if (link := place.promise()) is not None:
-                    apart[rank] = link
+                if (link := place.promise(sending)) is not None:
+                    sending.apart[rank] = link
                 else:
-                    placed[rank] = place.depart()
-        return placed, apart
+                    sending.placed[rank] = place.depart()
+        return sending
 
     def _depart(self, mesh: int, rank: int, placed: dict[int, Leg]) -> None:
         """To one rank more a message goes by the hosts, because its link has just broken."""

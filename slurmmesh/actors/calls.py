@@ -244,6 +244,10 @@ class CallBook:
             call.cross_off(ranks)
         self._tell(call_id, call)
 
+    def drop(self, call_id: int) -> None:
+        """Forget a call: nobody is told of it any more."""
+        self._open.pop(call_id, None)
+
     def _tell(self, call_id: int, call: _Open) -> None:
         call.tell()
         if call.is_settled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,9 @@ from slurmmesh.wire.sharing import Placed
 
 _PLAIN = 1 << 10
 """About so many bytes a plain message takes in a mailbox."""
+
+_AGAIN = 64
+"""So many messages go by the hosts before there is another marker though one has not arrived."""
 
 Sink = Callable[[Any, BaseException | None], Any]
 """Takes a value, or an error."""
@@ -45,7 +49,7 @@ class DirectLink(BatchLink):
 
     Attributes:
         target: where it leads to, if messages may go there by the hosts, too.
-        promised: how many messages are to be sent that go this way, whatever comes between.
+        promised: messages that are being sent and go this way, whatever comes between.
     """
 
     def __init__(
@@ -73,12 +77,14 @@ class DirectLink(BatchLink):
         self._last_answer = 0
         self._mailboxes = Mailboxes(driver)
         self.target: Place | None = None
-        self.promised = 0
+        self.promised: weakref.WeakSet[Sending] = weakref.WeakSet()
 
     @property
     def is_quiet(self) -> bool:
         """Whether all that was sent, or is promised to be, is known to have arrived."""
-        return not (self._open or self.promised) and self._last_cast <= self._last_answer
+        if self._open or self._last_cast > self._last_answer:
+            return False
+        return not any_left(self.promised)
 
     def _look_again(self) -> None:
         """Raises LinkClosed if this is not the way to its place any more.
@@ -269,13 +275,15 @@ class Leg:
 
     Attributes:
         place: where they go.
-        under_way: how many are not known to have arrived.
+        sent: how many there are.
+        under_way: how many of them are not known to have arrived.
     """
 
-    __slots__ = ("place", "under_way")
+    __slots__ = ("place", "sent", "under_way")
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.sent = 0
         self.under_way = 0
 
     def arrive(self) -> None:
@@ -294,7 +302,7 @@ class Place:
         is_up: whether its peer is known.
         ask_at: time of the loop's clock before which no direct link is asked for.
         leg: of what goes by the hosts now.
-        marked: the leg before, while the marker behind it has not arrived.
+        marked: the legs before, while the markers behind them have not arrived.
         broke: whether a direct link has broken of which not all may have been read yet.
     """
 
@@ -306,13 +314,13 @@ class Place:
         self.is_up = False
         self.ask_at = 0.0
         self.leg = Leg(self)
-        self.marked: Leg | None = None
+        self.marked: list[Leg] = []
         self.broke = False
 
     @property
     def under_way(self) -> int:
         """How many messages by the hosts are not known to have arrived."""
-        return self.leg.under_way + (0 if self.marked is None else self.marked.under_way)
+        return self.leg.under_way + sum(leg.under_way for leg in self.marked)
 
     def connect(self, link: DirectLink) -> None:
         """There is a direct link now."""
@@ -321,10 +329,10 @@ class Place:
         if not self.under_way:
             self.direct = link
 
-    def promise(self) -> DirectLink | None:
+    def promise(self, message: Sending) -> DirectLink | None:
         """Have a message go over the direct link if something may not have arrived there.
 
-        Else it is to go by the hosts: so it is while anything does.
+        Until ``message`` is no more. Else it is to go by the hosts: so it is while anything does.
         """
         link = self.link
         if link is None or self.under_way:
@@ -333,7 +341,7 @@ class Place:
         if link.is_quiet:
             return None
         self.direct = before
-        link.promised += 1
+        link.promised.add(message)
         return link
 
     def disconnect(self) -> DirectLink | None:
@@ -344,19 +352,33 @@ class Place:
 
     def depart(self) -> Leg:
         """A message goes by the hosts; the leg is to be told when it has arrived."""
+        self.leg.sent += 1
         self.leg.under_way += 1
         self.direct = None
         return self.leg
 
+    @property
+    def wants_marker(self) -> bool:
+        """Whether a marker should follow what goes by the hosts though there is a direct link.
+
+        What was sent before may be long in being answered. A marker may be lost, where a signal
+        handler raises; then there is another after a while.
+        """
+        if not self.is_up or self.under_way < 2:
+            return False
+        return not self.marked or self.leg.sent >= _AGAIN
+
     def mark(self) -> Leg:
         """A marker is about to follow all that went by the hosts."""
-        self.marked, self.leg = self.leg, Leg(self)
-        return self.marked
+        marked = self.leg
+        self.marked.append(marked)
+        self.leg = Leg(self)
+        return marked
 
     def passed(self, marked: Leg) -> None:
         """That marker has arrived, and so has all before it; it may be told twice."""
-        if self.marked is marked:
-            self.marked = None
+        if marked in self.marked:
+            del self.marked[: self.marked.index(marked) + 1]
             self.settle()
 
     def settle(self) -> None:
@@ -365,3 +387,29 @@ class Place:
             self.broke = False
             if self.is_up:
                 self.direct = self.link
+
+
+class Sending:
+    """A message that is counted and yet to be sent.
+
+    It is known by weak references only: where a signal handler raises, it is gone.
+
+    Attributes:
+        placed: the legs on which it departs, which are to be told when it arrives.
+        apart: the ranks that must get it over their direct link, because something on there may
+            not have arrived yet.
+    """
+
+    __slots__ = ("__weakref__", "apart", "placed")
+
+    def __init__(self) -> None:
+        self.placed: dict[int, Leg] = {}
+        self.apart: dict[int, DirectLink] = {}
+
+
+def any_left(sendings: weakref.WeakSet[Sending]) -> bool:
+    """Whether one of these is yet to be sent.
+
+    The set may count such as are gone: a signal handler may raise as it is told that they are.
+    """
+    return bool(sendings) and next(iter(sendings), None) is not None

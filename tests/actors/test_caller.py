@@ -14,7 +14,7 @@ import pytest
 from slurmmesh.actors.addresses import ProcessId
 from slurmmesh.actors.backlog import is_marker
 from slurmmesh.actors.caller import MANY_MESHES, Caller
-from slurmmesh.actors.direct import DirectLink, Place
+from slurmmesh.actors.direct import DirectLink, Place, Sending
 from slurmmesh.actors.future import Future
 from slurmmesh.actors.remote import ProcRuntime
 from slurmmesh.errors import FrameError, LinkClosed
@@ -164,13 +164,16 @@ def test_who_is_about_to_use_a_direct_link_looks_again_whether_it_is_the_way(dir
 def test_a_message_that_is_to_go_by_a_direct_link_makes_others_wait_for_that(direct):
     caller, place, link = direct.caller, direct.place, direct.link
     caller.cast(Frame(Kind.CAST, b"over the link", mesh=1, ranks=(0,)))
-    assert place.promise() is link
+    sending = Sending()
+    assert place.promise(sending) is link
     link._last_answer = link._last_cast  # as when it is answered before that one is sent
     caller.cast(Frame(Kind.CAST, b"to both", mesh=1, ranks=(0, 1)))
     assert [tuple(sent.ranks) for sent in direct.by_hosts] == [(1,)]
     direct.arrived()
     assert place.direct is link
-    assert link.promised == 1
+    assert set(link.promised) == {sending}
+    del sending
+    assert not link.promised
 
 
 def test_while_something_goes_by_the_hosts_so_does_all_that_comes_after(direct):
@@ -180,6 +183,49 @@ def test_while_something_goes_by_the_hosts_so_does_all_that_comes_after(direct):
     assert [tuple(sent.ranks) for sent in direct.by_hosts] == [(0, 1)]
     leg.arrive()
     direct.arrived()
+
+
+def test_a_marker_that_is_interrupted_frees_nothing_and_another_follows(direct):
+    caller, place, sent = direct.caller, direct.place, direct.by_hosts
+
+    def interrupts_markers(frame: Frame) -> None:
+        if is_marker(frame):
+            raise KeyboardInterrupt
+        sent.append(frame)
+
+    place.depart()  # long
+    caller._by_hosts = interrupts_markers
+    frame = Frame(Kind.CAST, b"x", mesh=1, actor=1, ranks=(0,))
+    with pytest.raises(KeyboardInterrupt):
+        caller.cast(frame)
+    direct.arrived()
+    assert place.direct is None
+    caller._by_hosts = sent.append
+    while not is_marker(sent[-1]):
+        caller.cast(frame)
+        assert len(sent) < 100
+    direct.arrived()
+    assert place.direct is direct.link
+    assert not caller.book._open
+
+
+def test_a_message_that_is_interrupted_counts_until_a_marker_behind_it_has_arrived(direct):
+    caller, place, sent = direct.caller, direct.place, direct.by_hosts
+
+    def interrupt(frame: Frame) -> None:
+        sent.append(frame)
+        raise KeyboardInterrupt
+
+    caller._by_hosts = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        caller.cast(Frame(Kind.CAST, b"x", mesh=1, actor=1, ranks=(0, 1)))
+    assert not caller.book._open
+    assert place.direct is None
+    caller._by_hosts = sent.append
+    caller.cast(Frame(Kind.CAST, b"x", mesh=1, actor=1, ranks=(0,)))
+    assert is_marker(sent[-1])
+    direct.arrived()
+    assert place.direct is direct.link
 
 
 def test_a_marker_frees_the_direct_link_of_what_was_sent_before_it(direct):
