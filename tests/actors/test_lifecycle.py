@@ -122,7 +122,7 @@ def test_stop_ends_the_actors_and_nothing_else(procs, tmp_path, wait_until):
     worker = procs.spawn("worker", Worker, tmp_path)
     pids = worker.pid.call().get(30)
     running = worker.busy.call("go")
-    wait_until(lambda: (tmp_path / "worker.busy.1").exists())
+    wait_until(lambda: all((tmp_path / f"worker.busy.{rank}").exists() for rank in range(2)))
     queued = worker.pid.call()
     worker.note.broadcast("lost")
     stopped = worker.stop()
