@@ -82,10 +82,10 @@ class Communicator:
         membership = _membership(id, rank, size, device, peers, dead)
 
         def make(pointer: Any) -> None:
-            library, blocks = load(), not load().has("ccl_init_config")
-            library.call(
-                *("sm_ccl_init", pointer, id.data, rank, size, membership.device, int(blocks))
-            )
+            library = load()
+            blocks = int(not library.has("ccl_init_config"))
+            arguments = (id.data, rank, size, membership.device, blocks)
+            library.call("sm_ccl_init", pointer, *arguments)
 
         self._begin(membership, make, timeout=timeout, on_failure=on_failure, blocking=blocking)
 
